@@ -1,0 +1,5 @@
+"""The gpt-oss architecture in Flax NNX."""
+
+from gptoss_jax.model.transformer import Transformer
+
+__all__ = ["Transformer"]

@@ -1,0 +1,37 @@
+"""The two plain layers: a linear map stored as published, and RMSNorm."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class Linear(nnx.Module):
+    """x → x·Wᵀ + b, with `weight` [out, in] as published; products accumulate in float32."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dtype: jnp.dtype, rngs: nnx.Rngs):
+        scale = inputs**-0.5
+        self.weight = nnx.Param(scale * jax.random.normal(rngs.params(), (outputs, inputs), dtype))
+        self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[…, in] → […, out], in x's dtype."""
+        y = jnp.einsum("...i,oi->...o", x, self.weight[...], preferred_element_type=jnp.float32)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(jnp.float32)
+        return y.astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / √(mean(x²) + ε) · scale, in float32 whatever x's dtype."""
+
+    def __init__(self, size: int, epsilon: float, *, dtype: jnp.dtype):
+        self.scale = nnx.Param(jnp.ones(size, dtype))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[…, D] → […, D], in x's dtype."""
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)

@@ -1,0 +1,39 @@
+"""From a checkpoint to a model: the checkpoint's parameter names are the paths of the model's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from checkpoints import Checkpoint, open_checkpoint
+from checkpoints.config import ModelConfig
+from gptoss_jax.model.transformer import Transformer
+
+
+def load(
+    checkpoint: Checkpoint | Path | str,
+    dtype: jnp.dtype = jnp.float32,
+    shardings: Callable[[str], jax.sharding.Sharding] | None = None,
+) -> Transformer:
+    """Reads a checkpoint into a model that computes in `dtype` (float32 or bfloat16).
+
+    `shardings` maps a parameter's name to where it lives (None: the default device). Raises
+    `checkpoints.CheckpointError` if the checkpoint is not a gpt-oss model.
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = open_checkpoint(checkpoint)
+    return with_parameters(checkpoint.config, checkpoint.load(shardings, dtype), dtype)
+
+
+def with_parameters(config: ModelConfig, parameters: dict[str, jax.Array], dtype: jnp.dtype) -> Transformer:
+    """A model around existing arrays, named as in `checkpoints.parameters.parameter_specs`."""
+    abstract = nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(abstract)
+    leaves = [
+        (path, leaf.replace(parameters[".".join(map(str, path))])) for path, leaf in nnx.to_flat_state(state)
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(leaves))

@@ -1,0 +1,66 @@
+"""The mixture of experts: a router, and experts whose weights stay packed in MXFP4."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from checkpoints.config import MXFP4_BLOCK, ModelConfig
+from gptoss_jax.model.layers import Linear, RMSNorm
+from pallas_kernels.expert_matmul import PackedLinear, expert_mlp
+from pallas_kernels.routing import Route, route
+
+
+class PackedMap(nnx.Module):
+    """One linear map per expert, in MXFP4: `blocks` and `scales` uint8, `bias` in the model's dtype."""
+
+    def __init__(
+        self, experts: int, outputs: tuple[int, ...], inputs: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        shape = (experts, *outputs)
+        # Random codes at a scale of 2^-6 are about as large as a fresh linear layer's weights.
+        self.blocks = nnx.Param(jax.random.bits(rngs.params(), (*shape, inputs // 2), jnp.uint8))
+        self.scales = nnx.Param(jnp.full((*shape, inputs // MXFP4_BLOCK), 121, jnp.uint8))
+        self.bias = nnx.Param(jnp.zeros(shape, dtype))
+
+    def arrays(self) -> PackedLinear:
+        """The arrays as the kernels take them."""
+        return PackedLinear(self.blocks[...], self.scales[...], self.bias[...])
+
+
+class Experts(nnx.Module):
+    """All experts of one layer: gate and up, clamped SwiGLU, down."""
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        experts, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
+        self.limit = config.swiglu_limit
+        self.gate_up = PackedMap(experts, (2, inner), hidden, dtype=dtype, rngs=rngs)
+        self.down = PackedMap(experts, (hidden,), inner, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, routed: Route) -> jax.Array:
+        """x [T, D] and its route → [T, D]."""
+        return expert_mlp(x, routed, self.gate_up.arrays(), self.down.arrays(), self.limit)
+
+
+class MixtureOfExperts(nnx.Module):
+    """Norm, router and experts of one layer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        experts: type[nnx.Module] = Experts,
+    ):
+        self.experts_per_token = config.experts_per_token
+        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
+        self.router = Linear(config.hidden_size, config.num_experts, dtype=dtype, rngs=rngs)
+        self.experts = experts(config, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:
+        """x [B, T, D] → [B, T, D], to be added to x; tokens that are not `valid`, bool [B, T], cost nothing."""
+        rows = self.norm(x).reshape(-1, x.shape[-1])
+        routed = route(self.router(rows), self.experts_per_token, valid.reshape(-1))
+        return self.experts(rows, routed).reshape(x.shape)
