@@ -27,7 +27,7 @@ class LayerCache:
     positions: jax.Array
 
     def write(self, keys: jax.Array, values: jax.Array, positions: jax.Array) -> LayerCache:
-        """Stores T new tokens, keys and values [B, T, K, h], at positions [B, T] (EMPTY ones are not stored)."""
+        """Stores T new tokens, keys and values [B, T, K, h], at positions [B, T] (EMPTY: not stored)."""
         batch, size = self.positions.shape
         # Of a chunk longer than the ring only the last S tokens stay; each index is then written once.
         newest = jnp.max(positions, axis=1, keepdims=True)
