@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from checkpoints.config import ModelConfig
 
@@ -45,7 +46,7 @@ Cache = tuple[LayerCache, ...]
 """One `LayerCache` per layer."""
 
 
-def new_cache(config: ModelConfig, batch: int, length: int, dtype: jnp.dtype) -> Cache:
+def new_cache(config: ModelConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
     """An empty cache for `batch` sequences of at most `length` tokens: keys and values of `dtype`."""
 
     def layer(index: int) -> LayerCache:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Collection, Iterable, Iterator
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -150,12 +151,10 @@ class Engine:
         positions = np.full((rows, length), EMPTY, np.int32)
         last = np.full(rows, EMPTY, np.int32)
         remaining = np.zeros(rows, np.int32)
-        samplers = Samplers(
-            seeds=np.zeros((rows, 2), np.uint32),
-            temperature=np.zeros(rows, np.float32),
-            top_p=np.ones(rows, np.float32),
-            top_k=np.zeros(rows, np.int32),
-        )
+        seeds = np.zeros((rows, 2), np.uint32)
+        temperature = np.zeros(rows, np.float32)
+        top_p = np.ones(rows, np.float32)
+        top_k = np.zeros(rows, np.int32)
         for row, sequence in enumerate(sequences):
             prompt, sampling = sequence.request.prompt, sequence.request.sampling
             part = prompt[begin : begin + length]
@@ -167,14 +166,21 @@ class Engine:
             if begin + len(part) == len(prompt):
                 last[row] = len(part) - 1
             remaining[row] = sequence.max_tokens
-            samplers.seeds[row] = sequence.request.seed_words()
-            samplers.temperature[row] = sampling.temperature
-            samplers.top_p[row] = sampling.top_p
-            samplers.top_k[row] = sampling.top_k
-        fresh = np.full(rows, begin == 0)
-        return Chunk(slots, tokens, positions, fresh, last, remaining, samplers)
+            seeds[row] = sequence.request.seed_words()
+            temperature[row] = sampling.temperature
+            top_p[row] = sampling.top_p
+            top_k[row] = sampling.top_k
+        return Chunk(
+            slots=jnp.asarray(slots),
+            tokens=jnp.asarray(tokens),
+            positions=jnp.asarray(positions),
+            fresh=jnp.full(rows, begin == 0),
+            last=jnp.asarray(last),
+            remaining=jnp.asarray(remaining),
+            samplers=Samplers(*map(jnp.asarray, (seeds, temperature, top_p, top_k))),
+        )
 
-    def _decode(self, running: dict[int, _Sequence]) -> Iterator[tuple[_Sequence, str]]:
+    def _decode(self, running: dict[int, _Sequence]) -> Iterator[tuple[_Sequence, Literal["stop", "length"]]]:
         """One dispatch; yields the sequences that finished in it, taken out of `running`."""
         started = time.perf_counter()
         self._cache, self._slots, emitted = decode(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from checkpoints.config import ModelConfig
 from gptoss_jax.cache import LayerCache
@@ -43,7 +44,7 @@ def sees(query_positions: jax.Array, key_positions: jax.Array, window: int | Non
 class Attention(nnx.Module):
     """Norm, projections, rotary positions, attention and the output map of one layer."""
 
-    def __init__(self, config: ModelConfig, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         hidden, size = config.hidden_size, config.head_size
         self.window = config.window(layer)
         self.head_size = size

@@ -5,12 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 
 class Linear(nnx.Module):
     """x → x·Wᵀ + b, with `weight` [out, in] as published; products accumulate in float32."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs):
         scale = inputs**-0.5
         self.weight = nnx.Param(scale * jax.random.normal(rngs.params(), (outputs, inputs), dtype))
         self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
@@ -26,7 +27,7 @@ class Linear(nnx.Module):
 class RMSNorm(nnx.Module):
     """x / √(mean(x²) + ε) · scale, in float32 whatever x's dtype."""
 
-    def __init__(self, size: int, epsilon: float, *, dtype: jnp.dtype):
+    def __init__(self, size: int, epsilon: float, *, dtype: DTypeLike):
         self.scale = nnx.Param(jnp.ones(size, dtype))
         self.epsilon = epsilon
 

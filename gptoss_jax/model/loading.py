@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from checkpoints import Checkpoint, open_checkpoint
 from checkpoints.config import ModelConfig
@@ -16,7 +17,7 @@ from gptoss_jax.model.transformer import Transformer
 
 def load(
     checkpoint: Checkpoint | Path | str,
-    dtype: jnp.dtype = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     shardings: Callable[[str], jax.sharding.Sharding] | None = None,
 ) -> Transformer:
     """Reads a checkpoint into a model that computes in `dtype` (float32 or bfloat16).
@@ -29,7 +30,7 @@ def load(
     return with_parameters(checkpoint.config, checkpoint.load(shardings, dtype), dtype)
 
 
-def with_parameters(config: ModelConfig, parameters: dict[str, jax.Array], dtype: jnp.dtype) -> Transformer:
+def with_parameters(config: ModelConfig, parameters: dict[str, jax.Array], dtype: DTypeLike) -> Transformer:
     """A model around existing arrays, named as in `checkpoints.parameters.parameter_specs`."""
     abstract = nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)

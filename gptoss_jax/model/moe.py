@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from checkpoints.config import MXFP4_BLOCK, ModelConfig
 from gptoss_jax.model.layers import Linear, RMSNorm
@@ -16,7 +19,7 @@ class PackedMap(nnx.Module):
     """One linear map per expert, in MXFP4: `blocks` and `scales` uint8, `bias` in the model's dtype."""
 
     def __init__(
-        self, experts: int, outputs: tuple[int, ...], inputs: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+        self, experts: int, outputs: tuple[int, ...], inputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs
     ):
         shape = (experts, *outputs)
         # Random codes at a scale of 2^-6 are about as large as a fresh linear layer's weights.
@@ -32,7 +35,7 @@ class PackedMap(nnx.Module):
 class Experts(nnx.Module):
     """All experts of one layer: gate and up, clamped SwiGLU, down."""
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         experts, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
         self.limit = config.swiglu_limit
         self.gate_up = PackedMap(experts, (2, inner), hidden, dtype=dtype, rngs=rngs)
@@ -50,9 +53,9 @@ class MixtureOfExperts(nnx.Module):
         self,
         config: ModelConfig,
         *,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
-        experts: type[nnx.Module] = Experts,
+        experts: Callable[..., nnx.Module] = Experts,
     ):
         self.experts_per_token = config.experts_per_token
         self.norm = RMSNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
@@ -60,7 +63,7 @@ class MixtureOfExperts(nnx.Module):
         self.experts = experts(config, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:
-        """x [B, T, D] → [B, T, D], to be added to x; tokens that are not `valid`, bool [B, T], cost nothing."""
+        """x [B, T, D] → [B, T, D], to be added to x; no expert runs for tokens not `valid`, bool [B, T]."""
         rows = self.norm(x).reshape(-1, x.shape[-1])
         routed = route(self.router(rows), self.experts_per_token, valid.reshape(-1))
         return self.experts(rows, routed).reshape(x.shape)

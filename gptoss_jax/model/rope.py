@@ -12,11 +12,11 @@ from checkpoints.config import ModelConfig
 
 
 def yarn_frequencies(config: ModelConfig) -> tuple[np.ndarray, float]:
-    """The angle per position of each pair of a head's dimensions, float32 [h/2], and the factor on cos and sin.
+    """The angle per position of each pair of dimensions, float32 [h/2], and the factor on cos and sin.
 
-    YaRN keeps the frequencies that turn more than `beta_fast` times within the original length, divides those
-    that turn less than `beta_slow` times by the factor, and blends in between (Peng et al., 2023, section 3.2).
-    A factor of 1 or less means plain RoPE.
+    YaRN keeps the frequencies that turn more than `beta_fast` times within the original length, divides
+    those that turn less than `beta_slow` times by the factor, and blends in between (Peng et al., 2023,
+    section 3.2). A factor of 1 or less means plain RoPE.
     """
     half = config.head_size // 2
     frequencies = config.rope_theta ** -(np.arange(half, dtype=np.float64) / half)
@@ -24,9 +24,8 @@ def yarn_frequencies(config: ModelConfig) -> tuple[np.ndarray, float]:
         return frequencies.astype(np.float32), 1.0
 
     def dimension_turning(turns: float) -> float:
-        return (
-            half * math.log(config.yarn_original_length / (turns * 2 * math.pi)) / math.log(config.rope_theta)
-        )
+        wavelengths = config.yarn_original_length / (turns * 2 * math.pi)
+        return half * math.log(wavelengths) / math.log(config.rope_theta)
 
     low = max(dimension_turning(config.yarn_beta_fast), 0.0)
     high = min(dimension_turning(config.yarn_beta_slow), config.head_size - 1.0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from checkpoints.config import ModelConfig
 from gptoss_jax.cache import Cache, LayerCache
@@ -17,7 +20,7 @@ from gptoss_jax.model.rope import rotations
 class Embedding(nnx.Module):
     """Token id → row of `weight` [V, D]."""
 
-    def __init__(self, rows: int, size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, rows: int, size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.weight = nnx.Param(jax.random.normal(rngs.params(), (rows, size), dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -33,9 +36,9 @@ class Layer(nnx.Module):
         config: ModelConfig,
         index: int,
         *,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
-        experts: type[nnx.Module],
+        experts: Callable[..., nnx.Module],
     ):
         self.attention = Attention(config, index, dtype=dtype, rngs=rngs)
         self.moe = MixtureOfExperts(config, dtype=dtype, rngs=rngs, experts=experts)
@@ -63,9 +66,9 @@ class Transformer(nnx.Module):
         self,
         config: ModelConfig,
         *,
-        dtype: jnp.dtype = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
-        experts: type[nnx.Module] = Experts,
+        experts: Callable[..., nnx.Module] = Experts,
     ):
         self.config = config
         self.dtype = jnp.dtype(dtype)
