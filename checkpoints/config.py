@@ -1,12 +1,9 @@
-"""What a gpt-oss model is, in numbers: `ModelConfig`, read from either published `config.json`."""
+"""What a gpt-oss model is, in numbers: `ModelConfig`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from pathlib import Path
-from typing import Any
 
 MXFP4_BLOCK = 32
 """Weights that share one MXFP4 scale; every contracted expert size is a multiple of it."""
@@ -50,7 +47,7 @@ class ModelConfig:
         for name in ("hidden_size", "intermediate_size"):
             if getattr(self, name) % MXFP4_BLOCK:
                 raise CheckpointError(
-                    f"{name} is {getattr(self, name)}: it must be a multiple of {MXFP4_BLOCK}, the MXFP4 block"
+                    f"{name} is {getattr(self, name)}: it must be a multiple of {MXFP4_BLOCK}, an MXFP4 block"
                 )
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
@@ -64,7 +61,7 @@ class ModelConfig:
             )
 
     def window(self, layer: int) -> int | None:
-        """The sliding window of a layer in keys (even layers), or None where it sees everything (odd ones)."""
+        """The sliding window of a layer in keys (even layers), or None where it sees all keys (odd ones)."""
         return self.sliding_window if layer % 2 == 0 else None
 
 

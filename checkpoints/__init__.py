@@ -1,0 +1,6 @@
+"""What is on disk: the published layouts of gpt-oss, the converted one, and the embedded tiny model."""
+
+from checkpoints.config import CheckpointError, ModelConfig
+from checkpoints.opening import Checkpoint, open_checkpoint
+
+__all__ = ["Checkpoint", "CheckpointError", "ModelConfig", "open_checkpoint"]

@@ -1,0 +1,96 @@
+"""Every parameter of a gpt-oss model under its one name: shape and dtype, and how many there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import ml_dtypes
+import numpy as np
+
+from checkpoints.config import MXFP4_BLOCK, ModelConfig
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+UINT8 = np.dtype(np.uint8)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterSpec:
+    """Shape and dtype of one parameter as checkpoints hold it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype = BFLOAT16
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk and, as long as nothing converts it, in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
+    """Canonical name → spec, in the order in which a forward pass meets the parameters.
+
+    The names are those of docs/architecture.md. Weights [outputs, inputs]; expert weights are packed MXFP4,
+    `blocks` two weights a byte and `scales` one byte for 32 weights; gate and up are apart (0 gate, 1 up).
+    """
+    specs = {"embedding.weight": ParameterSpec((config.vocabulary_size, config.hidden_size))}
+    for layer in range(config.num_layers):
+        for name, spec in _layer_specs(config).items():
+            specs[f"layers.{layer}.{name}"] = spec
+    specs["norm.scale"] = ParameterSpec((config.hidden_size,))
+    specs["unembedding.weight"] = ParameterSpec((config.vocabulary_size, config.hidden_size))
+    return specs
+
+
+def _layer_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
+    hidden, intermediate, experts = config.hidden_size, config.intermediate_size, config.num_experts
+    query_rows = config.num_heads * config.head_size
+    key_rows = config.num_kv_heads * config.head_size
+    specs = {"attention.norm.scale": ParameterSpec((hidden,))}
+    for name, rows in (("query", query_rows), ("key", key_rows), ("value", key_rows)):
+        specs[f"attention.{name}.weight"] = ParameterSpec((rows, hidden))
+        specs[f"attention.{name}.bias"] = ParameterSpec((rows,))
+    specs |= {
+        "attention.sinks": ParameterSpec((config.num_heads,)),
+        "attention.output.weight": ParameterSpec((hidden, query_rows)),
+        "attention.output.bias": ParameterSpec((hidden,)),
+        "moe.norm.scale": ParameterSpec((hidden,)),
+        "moe.router.weight": ParameterSpec((experts, hidden)),
+        "moe.router.bias": ParameterSpec((experts,)),
+    }
+    return (
+        specs
+        | _expert_specs("gate_up", (experts, 2, intermediate), hidden)
+        | _expert_specs("down", (experts, hidden), intermediate)
+    )
+
+
+def _expert_specs(name: str, rows: tuple[int, ...], inputs: int) -> dict[str, ParameterSpec]:
+    return {
+        f"moe.experts.{name}.blocks": ParameterSpec((*rows, inputs // 2), UINT8),
+        f"moe.experts.{name}.scales": ParameterSpec((*rows, inputs // MXFP4_BLOCK), UINT8),
+        f"moe.experts.{name}.bias": ParameterSpec(rows),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterCount:
+    """How many numbers a model learned, and how many of them work on one token."""
+
+    total: int
+    active: int  # without the experts that the router leaves out and the input embedding, a look-up
+
+
+def count_parameters(config: ModelConfig) -> ParameterCount:
+    """The model's parameters as its authors count them: a packed weight is one, a scale is none."""
+    total = inactive = 0
+    for name, spec in parameter_specs(config).items():
+        if name.endswith(".scales"):
+            continue
+        count = math.prod(spec.shape) * (2 if name.endswith(".blocks") else 1)
+        total += count
+        if name == "embedding.weight":
+            inactive += count
+        elif ".experts." in name:
+            inactive += count // config.num_experts * (config.num_experts - config.experts_per_token)
+    return ParameterCount(total, total - inactive)
