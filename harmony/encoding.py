@@ -1,0 +1,353 @@
+"""An encoding: a vocabulary plus the rules that turn messages into tokens and back."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from pydantic import BaseModel
+
+from . import vocabulary
+from .errors import HarmonyError, HarmonyFormatError, shown
+from .messages import (
+    Content,
+    Conversation,
+    DeveloperContent,
+    Message,
+    Role,
+    SystemContent,
+    TextContent,
+)
+from .sections import defines_functions, developer_text, system_text
+
+if TYPE_CHECKING:
+    import tiktoken
+
+CONSTRAIN = "<|constrain|>"
+
+
+class HarmonyEncodingName(StrEnum):
+    """The encodings that come with the package."""
+
+    HARMONY_GPT_OSS = "HarmonyGptOss"
+
+
+class RenderConversationConfig(BaseModel):
+    """How a conversation is rendered."""
+
+    auto_drop_analysis: bool = True
+
+
+class RenderOptions(BaseModel):
+    """How a single message is rendered."""
+
+    conversation_has_function_tools: bool = False
+
+
+class HarmonyEncoding:
+    """Renders messages to tokens and parses tokens to messages. Immutable; safe to share."""
+
+    def __init__(self, name: str, tokens: Sequence[bytes], special_tokens: Mapping[str, int]) -> None:
+        """`tokens` are the ordinary tokens by id; `special_tokens` take ids after them."""
+        import tiktoken
+
+        self.name = name
+        self._special_tokens = dict(special_tokens)
+        self._core: tiktoken.Encoding = tiktoken.Encoding(
+            name,
+            pat_str=vocabulary.PATTERN,
+            mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+            special_tokens=self._special_tokens,
+        )
+        self._bytes: list[bytes | None] = [*tokens]
+        self._bytes += [None] * (max(special_tokens.values()) + 1 - len(tokens))
+        for text, token in special_tokens.items():
+            self._bytes[token] = text.encode()
+        self.ordinary_size = len(tokens)
+        """Ids below this are ordinary tokens."""
+        self.start = special_tokens["<|start|>"]
+        self.channel = special_tokens["<|channel|>"]
+        self.constrain = special_tokens[CONSTRAIN]
+        self.message = special_tokens["<|message|>"]
+        self.end = special_tokens["<|end|>"]
+        self.return_ = special_tokens["<|return|>"]
+        self.call = special_tokens["<|call|>"]
+        self.end_of_text = special_tokens["<|endoftext|>"]
+        # Headers repeat a few words for ever.
+        self._header_tokens = functools.lru_cache(maxsize=4096)(self._encode_header)
+
+    def __repr__(self) -> str:
+        return f"HarmonyEncoding({self.name!r}, {len(self._bytes)} tokens)"
+
+    # Tokens and text
+
+    @functools.cached_property
+    def special_tokens_set(self) -> set[str]:
+        """The texts of all special tokens."""
+        return set(self._special_tokens)
+
+    def is_special_token(self, token: int) -> bool:
+        """Whether an id is a special token's."""
+        return self.ordinary_size <= token < len(self._bytes) and self._bytes[token] is not None
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes of a token, a special one's text included; None for an id outside the vocabulary."""
+        return self._bytes[token] if 0 <= token < len(self._bytes) else None
+
+    def stop_tokens(self) -> list[int]:
+        """The tokens that end a message: end, return, call."""
+        return sorted((self.end, self.return_, self.call))
+
+    def stop_tokens_for_assistant_actions(self) -> list[int]:
+        """The tokens at which sampling stops: return, call."""
+        return sorted((self.return_, self.call))
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Encodes text that can never become a special token. Raises ValueError for lone surrogates."""
+        try:
+            return self._core.encode_ordinary(_scalar_values(text))
+        except UnicodeDecodeError:
+            raise ValueError(f"{shown(text)} is not Unicode text: it has a lone surrogate") from None
+
+    def encode(
+        self,
+        text: str,
+        *,
+        allowed_special: Literal["all"] | AbstractSet[str] = frozenset(),
+        disallowed_special: Literal["all"] | Collection[str] = "all",
+    ) -> list[int]:
+        """Encodes text, special tokens included where they are allowed.
+
+        Text that looks like a special token is encoded as one when `allowed_special` has it, raises
+        HarmonyError when `disallowed_special` has it ("all": every one that is not allowed), and is
+        ordinary text otherwise.
+        """
+        allowed = self.special_tokens_set if allowed_special == "all" else allowed_special
+        if disallowed_special == "all":
+            disallowed_special = self.special_tokens_set - allowed
+        if disallowed_special:
+            found = _any_of(frozenset(disallowed_special)).search(text)
+            if found:
+                _refuse_special_token(found.group())
+        return self._core.encode(text, allowed_special=allowed, disallowed_special=())
+
+    def decode_bytes(self, tokens: Iterable[int]) -> bytes:
+        """The bytes of tokens. Raises HarmonyError for an id outside the vocabulary."""
+        parts = []
+        for token in tokens:
+            part = self.token_bytes(token)
+            if part is None:
+                raise HarmonyError(f"Invalid token for decoding: {token}")
+            parts.append(part)
+        return b"".join(parts)
+
+    def decode_utf8(self, tokens: Iterable[int]) -> str:
+        """The text of tokens. Raises HarmonyError for an unknown id or bytes that are not UTF-8."""
+        try:
+            return self.decode_bytes(tokens).decode()
+        except HarmonyError as error:
+            raise HarmonyError(f"Could not decode tokens: Invalid token error: {error}") from None
+        except UnicodeDecodeError as error:
+            raise HarmonyError(f"Could not decode tokens: Invalid utf-8 sequence: {error}") from None
+
+    def decode(self, tokens: Iterable[int], errors: str = "replace") -> str:
+        """The text of tokens, bytes that are not UTF-8 handled as `errors` says."""
+        return self.decode_bytes(tokens).decode("utf-8", errors=errors)
+
+    # Rendering
+
+    def render(self, message: Message, render_options: RenderOptions | None = None) -> list[int]:
+        """The tokens of one message, from `<|start|>` to `<|end|>` or `<|call|>`."""
+        has_function_tools = render_options is not None and render_options.conversation_has_function_tools
+        return self._render(message, has_function_tools)
+
+    def render_conversation(
+        self, conversation: Conversation, config: RenderConversationConfig | None = None
+    ) -> list[int]:
+        """The tokens of a conversation."""
+        messages: Sequence[Message] = conversation.messages
+        has_function_tools = any(
+            isinstance(part, DeveloperContent) and defines_functions(part)
+            for message in messages
+            for part in message.content
+        )
+        if config is None or config.auto_drop_analysis:
+            messages = _drop_analysis(messages)
+        tokens: list[int] = []
+        for message in messages:
+            tokens += self._render(message, has_function_tools)
+        return tokens
+
+    def render_conversation_for_completion(
+        self,
+        conversation: Conversation,
+        next_turn_role: Role,
+        config: RenderConversationConfig | None = None,
+    ) -> list[int]:
+        """The prompt after which `next_turn_role` speaks; it ends in `<|start|>assistant`, say."""
+        tokens = self.render_conversation(conversation, config)
+        return [*tokens, self.start, *self._header_tokens(Role(next_turn_role).value)]
+
+    def render_conversation_for_training(
+        self, conversation: Conversation, config: RenderConversationConfig | None = None
+    ) -> list[int]:
+        """The tokens of a conversation whose last message, if final, ends in `<|return|>`."""
+        tokens = self.render_conversation(conversation, config)
+        if conversation.messages:
+            last = conversation.messages[-1]
+            if last.author.role is Role.ASSISTANT and last.channel == "final":
+                tokens[-1] = self.return_
+        return tokens
+
+    def _render(self, message: Message, has_function_tools: bool) -> list[int]:
+        role, name = message.author.role, message.author.name
+        tokens = [self.start]
+        if role is Role.TOOL:
+            if name is None:
+                raise HarmonyError("Tools should have a name!")
+            tokens += self._header_tokens(_checked("author.name", name))
+        else:
+            tokens += self._header_tokens(role.value)
+            if name is not None:
+                tokens += self._header_tokens(f":{_checked('author.name', name)}")
+        if message.recipient is not None and message.recipient != "all":
+            tokens += self._header_tokens(f" to={_checked('recipient', message.recipient)}")
+        if message.channel is not None:
+            tokens.append(self.channel)
+            tokens += self._header_tokens(_checked("channel", message.channel))
+        if message.content_type is not None:
+            tokens += self._render_content_type(message.content_type)
+        tokens.append(self.message)
+        for part in message.content:
+            tokens += self.encode_ordinary(_content_text(part, role, has_function_tools))
+        is_call = role is Role.ASSISTANT and message.recipient is not None
+        tokens.append(self.call if is_call else self.end)
+        return tokens
+
+    def _render_content_type(self, content_type: str) -> list[int]:
+        if not content_type.startswith(CONSTRAIN):
+            return self._header_tokens(f" {_checked('content_type', content_type)}")
+        tokens = [*self._header_tokens(" "), self.constrain]
+        rest = content_type.removeprefix(CONSTRAIN)
+        return tokens + self._header_tokens(_checked("content_type", rest)) if rest else tokens
+
+    def _encode_header(self, text: str) -> list[int]:
+        return self.encode_ordinary(text)
+
+
+def _content_text(part: Content, role: Role, has_function_tools: bool) -> str:
+    if isinstance(part, TextContent):
+        return part.text
+    if isinstance(part, SystemContent):
+        if role is not Role.SYSTEM:
+            raise HarmonyError(
+                f"SystemContent may only appear in system messages, found in {role.name.title()}"
+            )
+        return system_text(part, has_function_tools)
+    if isinstance(part, DeveloperContent):
+        if role is not Role.DEVELOPER:
+            raise HarmonyError(
+                f"DeveloperContent may only appear in developer messages, found in {role.name.title()}"
+            )
+        return developer_text(part)
+    raise HarmonyError(f"{type(part).__name__} cannot be rendered: use TextContent or another content")
+
+
+def _drop_analysis(messages: Sequence[Message]) -> Sequence[Message]:
+    """What openai-harmony 0.0.8 keeps: once the last assistant message is final, no analysis before the
+    first final one."""
+    last_channel = next(
+        (message.channel for message in reversed(messages) if message.author.role is Role.ASSISTANT), None
+    )
+    if last_channel != "final":
+        return messages
+    first_final = next(index for index, message in enumerate(messages) if message.channel == "final")
+    return [
+        message
+        for index, message in enumerate(messages)
+        if index > first_final or message.channel != "analysis"
+    ]
+
+
+_FORBIDDEN = re.compile(r"\s|<\||\|>")
+
+
+def _checked(field: str, value: str) -> str:
+    """A word of a header, refused where it would change what the header says."""
+    if not value or _FORBIDDEN.search(value) or value.startswith("to="):
+        raise HarmonyError(
+            f"{field} is {shown(value)}: it must be one word without spaces, '<|', '|>' or a leading 'to='"
+        )
+    return value
+
+
+def _scalar_values(text: str) -> str:
+    """Joins surrogate pairs, which JSON escapes can leave behind, into characters."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    return text
+
+
+@functools.lru_cache(maxsize=128)
+def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(texts))))
+
+
+def _refuse_special_token(token: str) -> NoReturn:
+    raise HarmonyError(
+        f"Encountered text corresponding to disallowed special token {token!r}.\n"
+        "If you want this text to be encoded as a special token, "
+        f"pass it to `allowed_special`, e.g. `allowed_special={{'{token}', ...}}`.\n"
+        "If you want this text to be encoded as normal text, disable the check for this token "
+        f"by passing `disallowed_special=(enc.special_tokens_set - {{'{token}'}})`.\n"
+        "To disable this check for all special tokens, pass `disallowed_special=()`.\n"
+    )
+
+
+_loading = threading.Lock()
+
+
+def load_harmony_encoding(
+    name: str | HarmonyEncodingName = HarmonyEncodingName.HARMONY_GPT_OSS,
+) -> HarmonyEncoding:
+    """The encoding of gpt-oss. Needs no network and no file; made once per process."""
+    if str(name) != HarmonyEncodingName.HARMONY_GPT_OSS.value:
+        raise ValueError(f"Invalid HarmonyEncodingName: {name}")
+    with _loading:
+        return _gpt_oss()
+
+
+@functools.cache
+def _gpt_oss() -> HarmonyEncoding:
+    name = HarmonyEncodingName.HARMONY_GPT_OSS.value
+    return HarmonyEncoding(name, vocabulary.o200k_base(), vocabulary.o200k_special_tokens())
+
+
+def load_encoding(path: str | os.PathLike[str]) -> HarmonyEncoding:
+    """The encoding of a `.tiktoken` vocabulary, named after the file.
+
+    The nine special tokens follow the n ordinary ones, at ids n … n+8 in the order of
+    `vocabulary.SPECIAL_TOKENS`. The published `o200k_base.tiktoken` gives gpt-oss's own ids instead.
+    Raises HarmonyFormatError for a file that cannot be read.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise HarmonyFormatError(f"{path} cannot be read: {error.strerror}") from error
+    tokens = vocabulary.read_tiktoken(data, str(path))
+    if len(tokens) == vocabulary.O200K_BASE_SIZE:
+        return HarmonyEncoding(path.stem, tokens, vocabulary.o200k_special_tokens())
+    special = {text: len(tokens) + offset for offset, text in enumerate(vocabulary.SPECIAL_TOKENS)}
+    return HarmonyEncoding(path.stem, tokens, special)

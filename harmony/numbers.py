@@ -1,0 +1,108 @@
+"""Numbers and other JSON values as the known library prints them.
+
+That library reads JSON with Rust's `serde_json` in its fast mode, whose decimal reading can be off by one
+unit in the last place, and prints the shortest digits that read back. Token-identical schemas need both.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_U64_MAX = 2**64 - 1
+_I64_MIN = -(2**63)
+
+
+def compact_json(value: Any, levels: int = 128) -> str:
+    """A JSON value on one line without spaces, numbers as the known library prints them.
+
+    Raises ValueError for NaN, infinities, numbers beyond float64 and nesting of more than `levels`.
+    """
+    if levels == 0:
+        raise ValueError("it is nested more than 128 levels deep")
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, int | float):
+        return number(value)
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(compact_json(item, levels - 1) for item in value) + "]"
+    if isinstance(value, Mapping):
+        pairs = (
+            f"{json.dumps(k, ensure_ascii=False)}:{compact_json(v, levels - 1)}" for k, v in value.items()
+        )
+        return "{" + ",".join(pairs) + "}"
+    raise ValueError(f"{value!r} is not a JSON value")
+
+
+def number(value: int | float) -> str:
+    """One number as the known library prints it."""
+    if isinstance(value, int):
+        if _I64_MIN <= value <= _U64_MAX:
+            return str(int(value))
+        literal = str(int(value))
+    else:
+        if not math.isfinite(value):
+            raise ValueError(f"{value!r} is not a JSON number")
+        literal = float.__repr__(value)
+    return _shortest(_fast_float(literal))
+
+
+def _fast_float(literal: str) -> float:
+    """Reads a decimal literal the way `serde_json` does without its `float_roundtrip` feature."""
+    mantissa, _, exponent_digits = literal.lower().partition("e")
+    exponent = int(exponent_digits or 0)
+    negative = mantissa.startswith("-")
+    whole, _, fraction = mantissa.lstrip("-").partition(".")
+    significand = 0
+    dropped = False
+    for digit in whole:
+        if dropped or significand * 10 + int(digit) > _U64_MAX:
+            dropped = True
+            exponent += 1
+        else:
+            significand = significand * 10 + int(digit)
+    for digit in fraction:
+        if dropped or significand * 10 + int(digit) > _U64_MAX:
+            break
+        significand = significand * 10 + int(digit)
+        exponent -= 1
+    result = float(significand)
+    while abs(exponent) > 308:
+        if result == 0.0:
+            break
+        if exponent > 0:
+            raise ValueError(f"{literal[:40]}… is out of range: numbers must fit a float64")
+        result /= 1e308
+        exponent += 308
+    else:
+        result = result * float(f"1e{exponent}") if exponent >= 0 else result / float(f"1e{-exponent}")
+        if math.isinf(result):
+            raise ValueError(f"{literal[:40]}… is out of range: numbers must fit a float64")
+    return -result if negative else result
+
+
+def _shortest(value: float) -> str:
+    """The shortest digits that read back, laid out as Rust's `ryu` does."""
+    sign = "-" if math.copysign(1.0, value) < 0 else ""
+    if value == 0:
+        return sign + "0.0"
+    mantissa, _, exponent_digits = float.__repr__(abs(value)).lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    exponent = int(exponent_digits or 0) - len(fraction)  # value = digits × 10^exponent
+    stripped = digits.rstrip("0")
+    exponent += len(digits) - len(stripped)
+    digits = stripped
+    point = len(digits) + exponent  # digits before the decimal point
+    if exponent >= 0 and point <= 16:
+        body = digits + "0" * exponent + ".0"
+    elif 0 < point <= 16:
+        body = digits[:point] + "." + digits[point:]
+    elif -5 < point <= 0:
+        body = "0." + "0" * -point + digits
+    else:
+        tail = "." + digits[1:] if len(digits) > 1 else ""
+        body = f"{digits[0]}{tail}e{point - 1}"
+    return sign + body

@@ -1,0 +1,150 @@
+"""JSON Schema → the TypeScript-like types in which the model was shown functions.
+
+`compatible` reproduces openai-harmony 0.0.8 character for character, quirks included, because that is the
+form closest to the training data that can be observed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .numbers import compact_json
+
+Schema = Any  # JSON data: a dictionary where the schema is well-formed
+
+
+def compatible(schema: Schema, indent: str = "") -> str:
+    """The type of a schema, as openai-harmony 0.0.8 writes it.
+
+    Precedence: `oneOf`, then a list of types, then `type`; everything else is `any`.
+    """
+    if not isinstance(schema, dict):
+        return "any"
+    variants = schema.get("oneOf")
+    if isinstance(variants, list):
+        return "".join(_variant(variant, indent) for variant in variants)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        names = ["number" if name == "integer" else name for name in kind if isinstance(name, str)]
+        if names:
+            return " | ".join(names)
+    if kind == "object":
+        return _object(schema, indent)
+    if kind == "string":
+        values = schema.get("enum")
+        quoted = [f'"{v}"' for v in values if isinstance(v, str)] if isinstance(values, list) else []
+        return " | ".join(quoted) or "string"
+    if kind in ("number", "integer"):
+        return "number"
+    if kind == "boolean":
+        return "boolean"
+    if kind == "array":
+        return f"{compatible(schema['items'], indent)}[]" if "items" in schema else "Array<any>"
+    return "any"
+
+
+def _variant(variant: Schema, indent: str) -> str:
+    """One `| T // comments` line of a `oneOf` that is not a property's."""
+    comments = []
+    description = _string(variant, "description")
+    if description is not None:
+        comments.append(description)
+    if _has(variant, "default"):
+        default = variant["default"]
+        # Unlike a property's, an enum's default string keeps its JSON quotes here.
+        comments.append(
+            "default: " + (f'"{default}"' if _unquoted(default, variant) else compact_json(default))
+        )
+    return f"\n{indent} | " + _nullable(variant, indent + "   ") + _trailing(comments)
+
+
+def _object(schema: dict[str, Any], indent: str) -> str:
+    lines = []
+    description = _string(schema, "description")
+    if description is not None:
+        lines.append(f"{indent}// {description}")
+    lines.append("{")
+    properties = schema.get("properties")
+    required = schema.get("required")
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    if isinstance(properties, dict):
+        for key, value in properties.items():
+            lines += _property(key if key in names else f"{key}?", value, indent)
+    lines.append(f"{indent}}}")
+    return "\n".join(lines)
+
+
+def _property(label: str, schema: Schema, indent: str) -> list[str]:
+    """The lines of one property, comments first."""
+    lines = []
+    title = _string(schema, "title")
+    description = _string(schema, "description")
+    if title is not None:
+        lines += [f"{indent}// {title}", f"{indent}//"]
+    if description is not None and not _has(schema, "oneOf"):
+        lines.append(f"{indent}// {description}")
+    examples = schema.get("examples") if isinstance(schema, dict) else None
+    if isinstance(examples, list) and examples:
+        lines.append(f"{indent}// Examples:")
+        lines += [f'{indent}// - "{example}"' for example in examples if isinstance(example, str)]
+    if _has(schema, "oneOf") and isinstance(schema["oneOf"], list):
+        return lines + _one_of_property(label, schema, description, indent)
+    line = f"{indent}{label}: {_nullable(schema, indent + '    ')},"
+    if _has(schema, "default") and not _has(schema, "oneOf"):
+        line += f" // default: {_default(schema)}"
+    return [*lines, line]
+
+
+def _one_of_property(label: str, schema: dict[str, Any], description: str | None, indent: str) -> list[str]:
+    lines = []
+    variants = schema["oneOf"]
+    shown_above = description is not None and not (
+        variants and _string(variants[0], "description") == description
+    )
+    if shown_above:
+        lines.append(f"{indent}// {description}")
+    if "default" in schema:
+        lines.append(f"{indent}// default: {_default(schema)}")
+    lines.append(f"{indent}{label}:")
+    for number, variant in enumerate(variants):
+        comments = []
+        text = _string(variant, "description")
+        if text is not None and text != description and not (number == 0 and shown_above):
+            comments.append(text)
+        if _has(variant, "default"):
+            comments.append(f"default: {_default(variant)}")
+        lines.append(f"{indent} | " + _nullable(variant, indent + "   ") + _trailing(comments))
+    return [*lines, f"{indent},"]
+
+
+def _nullable(schema: Schema, indent: str) -> str:
+    text = compatible(schema, indent)
+    if isinstance(schema, dict) and schema.get("nullable") is True and "null" not in text:
+        text += " | null"
+    return text
+
+
+def _default(schema: dict[str, Any]) -> str:
+    default = schema["default"]
+    if isinstance(default, str):
+        return f'"{default}"' if _unquoted(default, schema) else default
+    return compact_json(default)
+
+
+def _unquoted(default: Any, schema: dict[str, Any]) -> bool:
+    """Whether a default is a string that still needs quotes: an enum's values do not get them."""
+    values = schema.get("enum")
+    return isinstance(default, str) and not (isinstance(values, list) and values)
+
+
+def _trailing(comments: list[str]) -> str:
+    return " // " + " ".join(comments) if comments else ""
+
+
+def _has(schema: Schema, key: str) -> bool:
+    return isinstance(schema, dict) and key in schema
+
+
+def _string(schema: Schema, key: str) -> str | None:
+    value = schema.get(key) if isinstance(schema, dict) else None
+    return value if isinstance(value, str) else None
