@@ -28,6 +28,7 @@ from .messages import (
     ToolDescription,
     ToolNamespaceConfig,
 )
+from .streaming import StreamableParser, StreamState
 
 __all__ = [
     "Author",
@@ -45,6 +46,8 @@ __all__ = [
     "RenderOptions",
     "ResponseFormat",
     "Role",
+    "StreamState",
+    "StreamableParser",
     "SystemContent",
     "TextContent",
     "ToolDescription",

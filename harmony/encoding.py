@@ -26,6 +26,7 @@ from .messages import (
     TextContent,
 )
 from .sections import defines_functions, developer_text, system_text
+from .streaming import StreamableParser
 
 if TYPE_CHECKING:
     import tiktoken
@@ -205,6 +206,21 @@ class HarmonyEncoding:
             if last.author.role is Role.ASSISTANT and last.channel == "final":
                 tokens[-1] = self.return_
         return tokens
+
+    # Parsing
+
+    def parse_messages_from_completion_tokens(
+        self, tokens: Iterable[int], role: Role | None = None, *, strict: bool = True
+    ) -> list[Message]:
+        """The messages of a completion; raises HarmonyError where the format is broken.
+
+        With a `role`, the tokens start after `<|start|>role`. With `strict=False` a header that ends in a
+        stop token becomes a message. `parse_completion` never raises.
+        """
+        parser = StreamableParser(self, role, strict=strict)
+        for token in tokens:
+            parser.process(token)
+        return parser.process_eos().messages
 
     def _render(self, message: Message, has_function_tools: bool) -> list[int]:
         role, name = message.author.role, message.author.name
