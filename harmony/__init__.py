@@ -13,6 +13,15 @@ from .encoding import (
     load_harmony_encoding,
 )
 from .errors import HarmonyError, HarmonyFormatError
+from .events import (
+    CallReady,
+    ContentDelta,
+    Diagnostic,
+    MessageFinished,
+    MessageStarted,
+    ParsedCompletion,
+    Stopped,
+)
 from .messages import (
     Author,
     ChannelConfig,
@@ -28,24 +37,33 @@ from .messages import (
     ToolDescription,
     ToolNamespaceConfig,
 )
+from .recovery import RecoveringParser, parse_completion
 from .streaming import StreamableParser, StreamState
 
 __all__ = [
     "Author",
+    "CallReady",
     "ChannelConfig",
     "Content",
+    "ContentDelta",
     "Conversation",
     "DeveloperContent",
+    "Diagnostic",
     "HarmonyEncoding",
     "HarmonyEncodingName",
     "HarmonyError",
     "HarmonyFormatError",
     "Message",
+    "MessageFinished",
+    "MessageStarted",
+    "ParsedCompletion",
     "ReasoningEffort",
+    "RecoveringParser",
     "RenderConversationConfig",
     "RenderOptions",
     "ResponseFormat",
     "Role",
+    "Stopped",
     "StreamState",
     "StreamableParser",
     "SystemContent",
@@ -54,4 +72,5 @@ __all__ = [
     "ToolNamespaceConfig",
     "load_encoding",
     "load_harmony_encoding",
+    "parse_completion",
 ]

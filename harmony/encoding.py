@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from . import vocabulary
 from .errors import HarmonyError, HarmonyFormatError, shown
+from .header import CONSTRAIN, author_of
 from .messages import (
     Content,
     Conversation,
@@ -30,8 +31,6 @@ from .streaming import StreamableParser
 
 if TYPE_CHECKING:
     import tiktoken
-
-CONSTRAIN = "<|constrain|>"
 
 
 class HarmonyEncodingName(StrEnum):
@@ -67,12 +66,9 @@ class HarmonyEncoding:
             mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
             special_tokens=self._special_tokens,
         )
-        self._bytes: list[bytes | None] = [*tokens]
-        self._bytes += [None] * (max(special_tokens.values()) + 1 - len(tokens))
-        for text, token in special_tokens.items():
-            self._bytes[token] = text.encode()
-        self.ordinary_size = len(tokens)
-        """Ids below this are ordinary tokens."""
+        self.ordinary_tokens = list(tokens)
+        """The bytes of the tokens that are text, by id."""
+        self._special_bytes = {token: text.encode() for text, token in special_tokens.items()}
         self.start = special_tokens["<|start|>"]
         self.channel = special_tokens["<|channel|>"]
         self.constrain = special_tokens[CONSTRAIN]
@@ -85,9 +81,14 @@ class HarmonyEncoding:
         self._header_tokens = functools.lru_cache(maxsize=4096)(self._encode_header)
 
     def __repr__(self) -> str:
-        return f"HarmonyEncoding({self.name!r}, {len(self._bytes)} tokens)"
+        return f"HarmonyEncoding({self.name!r}, {self.size} tokens)"
 
     # Tokens and text
+
+    @property
+    def size(self) -> int:
+        """One more than the highest id."""
+        return max(self._special_bytes) + 1
 
     @functools.cached_property
     def special_tokens_set(self) -> set[str]:
@@ -96,11 +97,13 @@ class HarmonyEncoding:
 
     def is_special_token(self, token: int) -> bool:
         """Whether an id is a special token's."""
-        return self.ordinary_size <= token < len(self._bytes) and self._bytes[token] is not None
+        return token in self._special_bytes
 
     def token_bytes(self, token: int) -> bytes | None:
         """The bytes of a token, a special one's text included; None for an id outside the vocabulary."""
-        return self._bytes[token] if 0 <= token < len(self._bytes) else None
+        if 0 <= token < len(self.ordinary_tokens):
+            return self.ordinary_tokens[token]
+        return self._special_bytes.get(token)
 
     def stop_tokens(self) -> list[int]:
         """The tokens that end a message: end, return, call."""
@@ -228,6 +231,8 @@ class HarmonyEncoding:
         if role is Role.TOOL:
             if name is None:
                 raise HarmonyError("Tools should have a name!")
+            if author_of(name).role is not Role.TOOL:
+                raise HarmonyError(f"author.name is {shown(name)}: a tool's name cannot be that of a role")
             tokens += self._header_tokens(_checked("author.name", name))
         else:
             tokens += self._header_tokens(role.value)

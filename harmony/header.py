@@ -102,3 +102,14 @@ def _author(words: list[str], role: Role | None) -> tuple[Author, list[str]]:
     if words and words[0] == role.value:
         words = words[1:]
     return Author(role=role, name=name if role is Role.TOOL else None), words
+
+
+def author_of(word: str) -> Author:
+    """The author whose rendered form is this word; a word that names no role is a tool's name."""
+    head, colon, name = word.partition(":")
+    if head in Role._value2member_map_ and head != Role.TOOL.value:
+        if not colon:
+            return Author(role=Role(head))
+        if name:
+            return Author(role=Role(head), name=name)
+    return Author(role=Role.TOOL, name=word)
