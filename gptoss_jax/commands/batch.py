@@ -1,0 +1,95 @@
+"""`gptoss-jax batch`: a file of requests in, a file of answers out."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from gptoss_jax.commands.options import (
+    add_model_options,
+    add_sampling_options,
+    dtype_name,
+    load_engine,
+    sampling_of,
+    whole_number,
+)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command and its options."""
+    parser = commands.add_parser(
+        "batch",
+        help="answer a file of requests",
+        description="Answer a JSONL file of requests, in OpenAI's Batch format or as "
+        '{"id", "messages"} or {"id", "prompt"}, one row of output for each. '
+        "A run that was stopped goes on where it was when the same command is given again.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("input", type=Path, metavar="IN.jsonl")
+    parser.add_argument("--output", type=Path, required=True, metavar="OUT.jsonl")
+    parser.add_argument("--overwrite", action="store_true", help="start anew, even if the output is there")
+    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write the report here too, as JSON")
+    add_model_options(parser)
+    parser.add_argument(
+        "--slots", type=whole_number(1), metavar="N", help="requests that decode side by side (default: 32)"
+    )
+    add_sampling_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    from gptoss_jax.batch import BatchError, run_batch
+
+    if not options.input.is_file():
+        raise BatchError(f"cannot read {options.input}: no such file")
+    if options.report and not options.report.parent.is_dir():
+        raise BatchError(f"cannot write {options.report}: no such folder")
+    engine, encoding, checkpoint = load_engine(options, options.slots)
+    report = run_batch(
+        options.input,
+        options.output,
+        engine=engine,
+        encoding=encoding,
+        sampling=sampling_of(options),
+        seed=options.seed,
+        effort=options.effort,
+        date=options.date,
+        model=Path(options.checkpoint).name,
+        settings={
+            "checkpoint": checkpoint_fingerprint(checkpoint.path),
+            "dtype": dtype_name(options),
+            "max_length": engine.max_length,
+        },
+        overwrite=options.overwrite,
+        progress=True,
+    )
+    if options.report:
+        options.report.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+    print(report)
+    return 0
+
+
+def checkpoint_fingerprint(folder: Path) -> str:
+    """A hash that tells checkpoints apart without reading them whole.
+
+    It covers every file's name below the folder, its size and its first and last MiB; a file of up to
+    2 MiB is covered entirely. Moving a checkpoint does not change it.
+    """
+    ends = 1 << 20
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        size = path.stat().st_size
+        entry: dict[str, Any] = {"name": path.relative_to(folder).as_posix(), "size": size}
+        digest.update(json.dumps(entry).encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(ends))
+            if size > ends:
+                file.seek(max(ends, size - ends))
+                digest.update(file.read())
+    return digest.hexdigest()

@@ -1,0 +1,73 @@
+"""`gptoss-jax generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from gptoss_jax.commands.options import add_model_options, add_sampling_options, load_engine, sampling_of
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command and its options."""
+    parser = commands.add_parser(
+        "generate",
+        help="answer one prompt",
+        description="Answer one prompt. On a terminal the reasoning is shown dimmed above the answer; "
+        "elsewhere only the answer is printed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("text", help="the user's message; - reads it from standard input")
+    parser.add_argument("--instructions", metavar="TEXT", help="instructions that go before the message")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    add_model_options(parser)
+    add_sampling_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    import datetime
+
+    from gptoss_jax.batch.answers import answer_row, read_answer
+    from gptoss_jax.batch.rows import Envelope, RowContext, RowError, prepare
+
+    text = sys.stdin.read() if options.text == "-" else options.text
+    if not text.strip():
+        raise RowError("invalid_request", "the text is empty: give the user's message")
+    messages = [{"role": "user", "content": text}]
+    if options.instructions:
+        messages.insert(0, {"role": "developer", "content": options.instructions})
+    engine, encoding, _ = load_engine(options, slots=1)
+    context = RowContext(
+        engine=engine,
+        encoding=encoding,
+        sampling=sampling_of(options),
+        seed=options.seed,
+        effort=options.effort,
+        date=options.date or datetime.date.today().isoformat(),
+    )
+    body = {"messages": messages, "seed": options.seed}
+    prepared = prepare(body, Envelope(line=1, id="prompt", shape="plain"), context)
+    (completion,) = engine.run([prepared.request])
+    row = answer_row(prepared, read_answer(completion, encoding), model=options.checkpoint, run="generate")
+    if options.json:
+        del row["id"], row["error"]
+        print(json.dumps(row, ensure_ascii=False, indent=2))
+    else:
+        _show(row)
+    if row["finish_reason"] == "length":
+        generated = row["usage"]["completion_tokens"]
+        print(f"gptoss-jax: the answer was cut after {generated} tokens", file=sys.stderr)
+    return 0 if row["text"] or row["tool_calls"] else 1
+
+
+def _show(row: dict[str, Any]) -> None:
+    if sys.stdout.isatty() and row["reasoning"]:
+        dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
+        print(f"{dim}{row['reasoning']}{plain}\n")
+    if row["text"]:
+        print(row["text"])

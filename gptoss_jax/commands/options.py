@@ -1,0 +1,146 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from checkpoints import Checkpoint
+    from gptoss_jax.engine import Engine, SamplingParams
+    from harmony import HarmonyEncoding
+
+EFFORTS = ("low", "medium", "high")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which model, and how it is run."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--checkpoint",
+        default="tiny",
+        metavar="DIR",
+        help='a checkpoint folder, or "tiny" for the one in the package (default)',
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="what the model computes in (default: float32 on a CPU, bfloat16 elsewhere)",
+    )
+    group.add_argument(
+        "--max-length",
+        type=whole_number(2),
+        metavar="N",
+        help="the longest sequence, prompt and completion together, in tokens (default: 2048)",
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen where the request does not say."""
+    group = parser.add_argument_group("sampling, where a request does not say")
+    group.add_argument(
+        "--temperature",
+        type=_number("a number from 0 to 2", lambda value: 0 <= value <= 2),
+        default=1.0,
+        metavar="T",
+        help="0 takes the likeliest token every time (default: 1)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=_number("a number above 0 and at most 1", lambda value: 0 < value <= 1),
+        default=1.0,
+        metavar="P",
+        help="sample among the likeliest tokens that together reach this probability (default: 1)",
+    )
+    group.add_argument(
+        "--max-tokens",
+        type=whole_number(1),
+        metavar="N",
+        help="the most tokens to generate (default: as many as fit)",
+    )
+    group.add_argument("--effort", choices=EFFORTS, help="how much the model reasons (default: medium)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all sampling (default: 0)")
+    parser.add_argument(
+        "--date",
+        type=_date,
+        metavar="YYYY-MM-DD",
+        help="the current date that the model is told (default: today)",
+    )
+
+
+def sampling_of(options: argparse.Namespace) -> SamplingParams:
+    """The sampling that the options of `add_sampling_options` ask for, without a seed."""
+    from gptoss_jax.engine import SamplingParams
+
+    return SamplingParams(temperature=options.temperature, top_p=options.top_p, max_tokens=options.max_tokens)
+
+
+def dtype_name(options: argparse.Namespace) -> str:
+    """`--dtype`, or what suits the device."""
+    import jax
+
+    name: str | None = options.dtype
+    return name or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+
+
+def load_engine(
+    options: argparse.Namespace, slots: int | None = None
+) -> tuple[Engine, HarmonyEncoding, Checkpoint]:
+    """The engine that the options of `add_model_options` ask for, its encoding and its checkpoint.
+
+    Raises:
+        checkpoints.config.CheckpointError: the checkpoint is none, or does not fit its vocabulary.
+    """
+    import jax.numpy as jnp
+
+    from checkpoints import open_checkpoint
+    from gptoss_jax.engine import Engine
+    from gptoss_jax.model import load
+    from gptoss_jax.vocabulary import load_encoding_for
+
+    checkpoint = open_checkpoint(options.checkpoint)
+    encoding = load_encoding_for(checkpoint)
+    given = {"slots": slots, "max_length": options.max_length}
+    engine = Engine(
+        load(checkpoint, jnp.dtype(dtype_name(options))),
+        encoding.stop_tokens_for_assistant_actions(),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    return engine, encoding, checkpoint
+
+
+def whole_number(lowest: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from `lowest`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {lowest}, not {text!r}")
+        return value
+
+    return parse
+
+
+def _number(expected: str, allowed: Callable[[float], bool]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not allowed(value):
+            raise argparse.ArgumentTypeError(f"must be {expected}, not {text!r}")
+        return value
+
+    return parse
+
+
+def _date(text: str) -> str:
+    try:
+        return datetime.datetime.strptime(text, "%Y-%m-%d").date().isoformat()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a day as YYYY-MM-DD, not {text!r}") from None

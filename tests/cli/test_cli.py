@@ -1,0 +1,70 @@
+"""The command line: what it says about itself, and how it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gptoss_jax import cli
+
+COMMANDS = ("batch", "generate", "convert", "inspect", "eval")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_does_not_load_jax(arguments):
+    program = (
+        "import sys; from gptoss_jax import cli\n"
+        f"try: cli.main({arguments!r})\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "heavy = {'jax', 'flax', 'numpy', 'pydantic', 'tiktoken'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage: gptoss-jax" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "COMMAND"),
+        (["dance"], "dance"),
+        (["batch", "in.jsonl"], "--output"),
+        (["batch", "in.jsonl", "--output", "o", "--temperature", "9"], "a number from 0 to 2, not '9'"),
+        (["batch", "in.jsonl", "--output", "o", "--temperature", "nan"], "'nan'"),
+        (["batch", "in.jsonl", "--output", "o", "--top-p", "0"], "above 0"),
+        (["batch", "in.jsonl", "--output", "o", "--slots", "0"], "a whole number from 1, not '0'"),
+        (["batch", "in.jsonl", "--output", "o", "--max-tokens", "many"], "'many'"),
+        (["batch", "in.jsonl", "--output", "o", "--date", "28.06.2025"], "YYYY-MM-DD, not '28.06.2025'"),
+        (["batch", "in.jsonl", "--output", "o", "--effort", "huge"], "huge"),
+        (["generate", "hi", "--dtype", "float16"], "float16"),
+        (["eval", "chess"], "chess"),
+    ],
+)
+def test_wrong_use_is_code_2_and_names_the_value(arguments, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["batch", "missing.jsonl", "--output", "out.jsonl"], "missing.jsonl"),
+        (["inspect", "missing"], "missing"),
+        (["convert", "missing", "there"], "missing"),
+        (["generate", "hi", "--checkpoint", "missing"], "missing"),
+        (["generate", "  "], "the text is empty"),
+        (["eval", "tiny", "--checkpoint", "missing"], "missing"),
+    ],
+)
+def test_wrong_input_is_code_2_and_one_line_that_names_it(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("gptoss-jax: ")
+    assert words in line
