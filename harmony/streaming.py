@@ -114,8 +114,11 @@ class StreamableParser:
             if error.reason == "unexpected end of data":
                 self._pending = data[error.start :]
             else:
-                delta += REPLACEMENT
+                if delta:
+                    self._deltas.append(delta)
+                self._deltas.append(REPLACEMENT)
                 self._pending = data[error.end :]
+                return delta + REPLACEMENT
         if not delta:
             return None
         self._deltas.append(delta)
