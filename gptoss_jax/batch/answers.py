@@ -28,18 +28,19 @@ from harmony.openai_formats import called_function, chat_message_from, responses
 
 if TYPE_CHECKING:
     from gptoss_jax.engine import Completion
-    from harmony import HarmonyEncoding, ParsedCompletion
+    from harmony import Diagnostic, HarmonyEncoding, Message
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """A completion, parsed.
 
-    `finish_reason` is "stop", "length" or "tool_calls"; `reasoning_tokens` counts the content tokens of
-    analysis messages.
+    `finish_reason` is "stop", "length" or "tool_calls"; `diagnostics` is what was wrong with the model's
+    harmony (being cut short is not); `reasoning_tokens` counts the content tokens of analysis messages.
     """
 
-    parsed: ParsedCompletion
+    messages: list[Message]
+    diagnostics: list[Diagnostic]
     finish_reason: str
     prompt_tokens: int
     generated_tokens: int
@@ -52,8 +53,10 @@ def read_answer(completion: Completion, encoding: HarmonyEncoding) -> Answer:
     finish_reason: str = completion.finish_reason
     if finish_reason == "stop" and any(map(called_function, parsed.messages)):
         finish_reason = "tool_calls"
+    cut = finish_reason == "length"
     return Answer(
-        parsed=parsed,
+        messages=parsed.messages,
+        diagnostics=[found for found in parsed.diagnostics if not (cut and found.what == "truncated")],
         finish_reason=finish_reason,
         prompt_tokens=completion.prompt_tokens,
         generated_tokens=len(completion.tokens),
@@ -84,13 +87,13 @@ def count_reasoning(tokens: Iterable[int], encoding: HarmonyEncoding) -> int:
 def answer_row(prepared: Prepared, answer: Answer, *, model: str, run: str) -> dict[str, Any]:
     """The output row of an answered request; `run` makes the ids in it unique among runs."""
     unique = _unique(run, prepared.envelope)
-    diagnostics = [dataclasses.asdict(diagnostic) for diagnostic in answer.parsed.diagnostics]
+    diagnostics = [dataclasses.asdict(diagnostic) for diagnostic in answer.diagnostics]
     extra = {"diagnostics": diagnostics} if diagnostics else {}
     if prepared.form == "plain":
         message = _chat_message(answer, unique)
         return {
             "id": prepared.envelope.id,
-            "messages": [message.to_dict() for message in answer.parsed.messages],
+            "messages": [message.to_dict() for message in answer.messages],
             "text": message.get("content") or "",
             "reasoning": message.get("reasoning") or "",
             "tool_calls": message.get("tool_calls") or [],
@@ -163,7 +166,7 @@ def _responses_body(prepared: Prepared, answer: Answer, model: str, unique: str)
         "metadata": body.get("metadata") or {},
         "model": model,
         "output": responses_output_from(
-            answer.parsed.messages,
+            answer.messages,
             item_id=lambda prefix, index: f"{prefix}_{unique}{index:02d}",
             complete=not cut,
         ),
@@ -183,7 +186,7 @@ def _responses_body(prepared: Prepared, answer: Answer, model: str, unique: str)
 
 
 def _chat_message(answer: Answer, unique: str) -> dict[str, Any]:
-    return chat_message_from(answer.parsed.messages, call_id=lambda index: f"call_{unique}{index:02d}")
+    return chat_message_from(answer.messages, call_id=lambda index: f"call_{unique}{index:02d}")
 
 
 def _chat_usage(answer: Answer) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class _Run:
     def _count(self, answer: Answer) -> None:
         report = self._report
         report.answered += 1
-        report.malformed += bool(answer.parsed.diagnostics)
+        report.malformed += bool(answer.diagnostics)
         report.prompt_tokens += answer.prompt_tokens
         report.generated_tokens += answer.generated_tokens
         report.reasoning_tokens += answer.reasoning_tokens

@@ -102,10 +102,11 @@ def load_engine(
 
     checkpoint = open_checkpoint(options.checkpoint)
     encoding = load_encoding_for(checkpoint)
+    stops = [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
     given = {"slots": slots, "max_length": options.max_length}
     engine = Engine(
         load(checkpoint, jnp.dtype(dtype_name(options))),
-        encoding.stop_tokens_for_assistant_actions(),
+        stops,
         **{name: value for name, value in given.items() if value is not None},
     )
     return engine, encoding, checkpoint
