@@ -18,6 +18,10 @@ DEFAULT_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 DEFAULT_KNOWLEDGE_CUTOFF = "2024-06"
 
 
+NOT_TOOLS = frozenset({"all", "assistant", "user", "developer", "system"})
+"""Recipients that are no tool: a message to one of them is not a call."""
+
+
 class Role(str, Enum):  # noqa: UP042 - str(Role.USER) is known to be 'Role.USER'
     """Who speaks. Instructions of a role outrank those of the roles below it here."""
 

@@ -24,6 +24,7 @@ from .api_fields import chosen_tools, function_name, function_tools, require, sc
 from .errors import HarmonyFormatError, shown
 from .messages import (
     EFFORT_WORDS,
+    NOT_TOOLS,
     Author,
     Conversation,
     DeveloperContent,
@@ -37,8 +38,6 @@ from .messages import (
 
 JSON_CONTENT_TYPE = "<|constrain|>json"
 FUNCTIONS = "functions."
-
-_NOT_TOOLS = {"all", "assistant", "user", "developer", "system"}
 
 
 def conversation_from_chat(
@@ -235,7 +234,7 @@ def responses_output_from(
 def called_function(message: Message) -> str | None:
     """The name of the function or tool that an assistant message calls; None if it calls none."""
     recipient = message.recipient
-    if message.author.role is not Role.ASSISTANT or recipient is None or recipient in _NOT_TOOLS:
+    if message.author.role is not Role.ASSISTANT or recipient is None or recipient in NOT_TOOLS:
         return None
     return recipient.removeprefix(FUNCTIONS)
 

@@ -16,6 +16,7 @@ from .header import CONSTRAIN, author_of
 from .messages import Author, Role
 
 CHANNELS = ("analysis", "commentary", "final")
+"""From the most guarded to what everybody reads."""
 
 Kind = Literal["role", "channel", "constrain"]
 Piece = tuple[Kind, str]
@@ -26,8 +27,8 @@ _MOST_WORDS = 8
 _RECIPIENT_WORD = re.compile(r"(?<!\S)to=(\S*)")
 _LEADING = {
     "role": re.compile(r"\s*(\S+)"),
-    "channel": re.compile(rf"\s*((?:{'|'.join(CHANNELS)})(?![a-z])|\S+)"),
-    "constrain": re.compile(r"\s*([A-Za-z][\w.+/-]*)"),
+    "channel": re.compile(rf"\s*((?:{'|'.join(CHANNELS)})(?![a-z])|\S+(?=\s*$|\s+to=))"),
+    "constrain": re.compile(r"\s*([A-Za-z][\w.+/-]*)(?=\s*$|\s+to=|\s*[\[{\"])"),
     "recipient": re.compile(r"\s*to=([\w.:@/-]+)"),
 }
 

@@ -24,16 +24,13 @@ from .events import (
     Problem,
     Stopped,
 )
-from .messages import Author, Message, Role, TextContent
+from .messages import NOT_TOOLS, Author, Message, Role, TextContent
 from .recovered_header import CHANNELS, Kind, Piece, RecoveredHeader, read_header
 
 if TYPE_CHECKING:
     from .encoding import HarmonyEncoding
 
 REPLACEMENT = "\ufffd"
-
-NOT_TOOLS = frozenset({"all", "assistant", "user", "developer", "system"})
-"""Recipients that are no tool: a message to one of them is not a call."""
 
 # A `<|channel|>` in content opens a header only if `<|message|>` comes within so many tokens.
 _MOST_HEADER_TOKENS = 64
@@ -134,8 +131,9 @@ class RecoveringParser:
 
     def finish(self) -> list[Event]:
         """Ends the stream; an open message is finished as it is."""
+        if self._content is not None and self._header is not None:
+            self._give_up_header(self._content, self._header)
         if self._content is not None:
-            self._header_becomes_text(self._content)
             self._report("truncated", self._position, "")
             self._close(self._content, None)
         elif self._header is not None:
@@ -230,20 +228,39 @@ class RecoveringParser:
                 self._close(content, None)
                 self._begin(read, header)
                 return
-        self._header_becomes_text(content)
+        self._give_up_header(content, header)
         self._take(token)
+
+    def _give_up_header(self, content: _Content, header: _Header) -> None:
+        """What began with `<|channel|>` inside content is no header: it is text."""
+        self._header = None
+        if self._becomes_guarded(content, header):
+            return
+        raw = self._raw(header.tokens)
+        self._report("special_token_in_content", header.first, raw)
+        self._add_bytes(content, raw.encode())
+
+    def _becomes_guarded(self, content: _Content, header: _Header) -> bool:
+        """Begins a message at a broken header inside content, where that keeps text from more readers.
+
+        `<|channel|>analysis` without `<|message|>` inside a `final` message is still chain of thought.
+        """
+        read = read_header(self._pieces(header), header.role, ended=False)
+        if read.channel not in CHANNELS or content.channel not in CHANNELS:
+            return False
+        if CHANNELS.index(read.channel) >= CHANNELS.index(content.channel):
+            return False
+        raw = self._raw(header.tokens)
+        self._report("missing_end", header.first, raw)
+        self._report("missing_message", header.first, raw)
+        self._close(content, None)
+        self._begin(read, header)
+        return True
 
     def _is_header_token(self, token: int) -> bool:
         encoding = self._encoding
         is_ordinary = 0 <= token < len(encoding.ordinary_tokens)
         return is_ordinary or token in (encoding.channel, encoding.constrain)
-
-    def _header_becomes_text(self, content: _Content) -> None:
-        if self._header is not None:
-            raw = self._raw(self._header.tokens)
-            self._report("special_token_in_content", self._header.first, raw)
-            self._header = None
-            self._add_bytes(content, raw.encode())
 
     # Headers
 
