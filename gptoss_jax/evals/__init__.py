@@ -1,0 +1,1 @@
+"""Evaluations that run straight through the engine."""

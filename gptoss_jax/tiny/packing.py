@@ -1,0 +1,149 @@
+"""Rows of tokens for training: a shared prefix and the branches that continue it, side by side in one row."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from gptoss_jax.tiny import sums
+from gptoss_jax.tiny.dialogues import EFFORTS, Group, Turn, draw_group
+from gptoss_jax.tiny.splits import Split
+from harmony import Conversation, HarmonyEncoding
+
+DRILL_SHARE = 0.3
+"""Rows that hold bare worked sums: many digit facts per token."""
+TRAINED_SHARE = 0.65
+"""The most tokens of a batch that are trained; about half are, so next to none are lost to this bound."""
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """A run of tokens and, for each, whether predicting it is trained."""
+
+    ids: list[int]
+    trained: list[bool]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Packed rows.
+
+    `tokens`, `positions`, `segments` int32 [B, T]: segments are 0 on the prefix, n on branch n and -1 on
+    padding; positions start again after the prefix in every branch. `predictors`, `targets` int32 [N] and
+    `weights` float32 [N]: which tokens, counted through all rows, are trained to predict which next one;
+    entries past the last have weight 0.
+    """
+
+    tokens: IntArray
+    positions: IntArray
+    segments: IntArray
+    predictors: IntArray
+    targets: IntArray
+    weights: npt.NDArray[np.float32]
+
+
+def branch_tokens(encoding: HarmonyEncoding, turns: list[Turn]) -> Tokens:
+    """A branch as tokens: only what the model itself has to say is trained, and it ends in a stop token."""
+    (returned,) = encoding.encode("<|return|>", allowed_special="all")
+    (ended,) = encoding.encode("<|end|>", allowed_special="all")
+    opening = len(encoding.encode("<|start|>assistant", allowed_special="all"))
+    ids: list[int] = []
+    trained: list[bool] = []
+    for turn in turns:
+        for message in turn.given:
+            rendered = encoding.render(message)
+            ids += rendered
+            trained += [False] * len(rendered)
+        said = [token for message in turn.completion for token in encoding.render(message)]
+        if not turn.past and said[-1] == ended:
+            said[-1] = returned
+        ids += said
+        trained += [not turn.past and i >= opening for i in range(len(said))]
+    return Tokens(ids, trained)
+
+
+def group_tokens(encoding: HarmonyEncoding, group: Group) -> tuple[list[int], list[Tokens]]:
+    """The prefix and the branches of a group."""
+    prefix = encoding.render_conversation(Conversation.from_messages(group.setting.messages))
+    return list(prefix), [branch_tokens(encoding, turns) for turns in group.branches]
+
+
+def drill_tokens(encoding: HarmonyEncoding, rng: random.Random) -> tuple[list[int], list[Tokens]]:
+    """Thirty worked sums of one effort, each behind the opening of a chain of thought, operands given."""
+    prefix = encoding.encode("<|start|>assistant<|channel|>analysis<|message|>", allowed_special="all")
+    effort = rng.choice(["low", *EFFORTS])
+    branches = []
+    for _ in range(30):
+        problem = sums.draw(rng, Split.TRAINING)
+        work = sums.worked(problem, effort)
+        given = len("000+000:") if effort == "low" else len("000 + 000.")
+        head = encoding.encode(work[:given])
+        rest = encoding.encode(work[given:]) + encoding.encode("<|end|>", allowed_special="all")
+        branches.append(Tokens(head + rest, [False] * len(head) + [True] * len(rest)))
+    return list(prefix), branches
+
+
+def pack_row(prefix: list[int], branches: list[Tokens], length: int) -> list[list[int]] | None:
+    """Fill one row with the prefix and as many branches as fit, in order; None if not one of them fits.
+
+    Returns tokens, positions, segments, targets and weights, each of `length`.
+    """
+    tokens, positions = list(prefix), list(range(len(prefix)))
+    segments, trained = [0] * len(prefix), [False] * len(prefix)
+    count = 0
+    for branch in branches:
+        if len(tokens) + len(branch.ids) > length:
+            continue
+        count += 1
+        tokens += branch.ids
+        trained += branch.trained
+        segments += [count] * len(branch.ids)
+        positions += range(len(prefix), len(prefix) + len(branch.ids))
+    if not count:
+        return None
+    padding = length - len(tokens)
+    same = [a == b for a, b in itertools.pairwise(segments)] + [False]
+    weights = [int(t and s) for t, s in zip([*trained[1:], False], same, strict=True)]
+    filler = [0] * padding
+    return [
+        tokens + filler,
+        positions + filler,
+        segments + [-1] * padding,
+        [*tokens[1:], 0, *filler],
+        weights + filler,
+    ]
+
+
+def draw_batch(encoding: HarmonyEncoding, seed: int, step: int, rows: int, length: int) -> Batch:
+    """The batch of one step: the same for the same seed and step, whatever came before."""
+    rng = random.Random(f"{seed}/{step}")
+    packed: list[list[list[int]]] = []
+    while len(packed) < rows:
+        if rng.random() < DRILL_SHARE:
+            prefix, branches = drill_tokens(encoding, rng)
+        else:
+            prefix, branches = group_tokens(encoding, draw_group(rng))
+        row = pack_row(prefix, branches, length)
+        if row is not None:
+            packed.append(row)
+    tokens, positions, segments, targets, weights = (
+        np.array(column, np.int32) for column in zip(*packed, strict=True)
+    )
+    most = int(TRAINED_SHARE * tokens.size)
+    trained = np.flatnonzero(weights)[:most]
+    padding = (0, most - len(trained))
+    return Batch(
+        tokens,
+        positions,
+        segments,
+        np.pad(trained, padding).astype(np.int32),
+        np.pad(targets.reshape(-1)[trained], padding),
+        np.pad(np.ones(len(trained), np.float32), padding),
+    )
