@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,13 +10,12 @@ import jax
 import numpy as np
 
 from checkpoints.config import CheckpointError, ModelConfig
-from checkpoints.parameters import UINT8, ParameterSpec, parameter_specs
+from checkpoints.converted import COMPLETE_NAME, UNFINISHED_NAME, find_arrays, read_description
+from checkpoints.parameters import parameter_specs
+from checkpoints.placing import Reader, Shardings, place, sharding_of
 from checkpoints.published import Source, find_tensors, sources
-from checkpoints.published_config import Layout, read_config
+from checkpoints.published_config import CONFIG_NAME, Layout, read_config
 from checkpoints.safetensors_files import StoredTensor
-
-Shardings = Callable[[str], jax.sharding.Sharding]
-"""Parameter name → where its shards go; a parameter not given one goes to the first device."""
 
 TINY = Path(__file__).parent / "tiny"
 """The embedded, trained toy model."""
@@ -44,7 +42,7 @@ class Checkpoint(abc.ABC):
         """Every parameter, by canonical name, each placed on its devices as it is read.
 
         Args:
-            shardings: where each parameter goes; a process reads only what its own devices hold. None: the
+            shardings: where each parameter goes; a process reads only what its own devices hold. None: its
                 first device.
             dtype: what every parameter that is not packed MXFP4 (uint8) becomes; None keeps bfloat16.
         """
@@ -59,59 +57,77 @@ class SafetensorsCheckpoint(Checkpoint):
         self._sources: dict[str, Source] = sources(config, layout)
 
     def load(self, shardings: Shardings | None = None, dtype: Any = None) -> dict[str, jax.Array]:
-        """See `Checkpoint.load`; at most one parameter is in host memory beside what is already placed."""
+        """See `Checkpoint.load`."""
         return {
-            name: load_array(self.map(name), sharding_of(name, shardings), dtype)
-            for name in parameter_specs(self.config)
+            name: place(spec, self._reader(name), sharding_of(name, shardings), dtype)
+            for name, spec in parameter_specs(self.config).items()
         }
 
-    def map(self, name: str) -> np.ndarray:
-        """One parameter in its canonical shape, a view of its memory-mapped tensor."""
+    def read(self, name: str) -> np.ndarray:
+        """One parameter, canonical shape and dtype, in host memory."""
+        return np.array(self._map(name), order="C")
+
+    def files(self) -> dict[str, list[int]]:
+        """The safetensors files: name → size in bytes, time of the last change in nanoseconds."""
+        status = {file: file.stat() for file in sorted({tensor.file for tensor in self._tensors.values()})}
+        return {file.name: [found.st_size, found.st_mtime_ns] for file, found in status.items()}
+
+    def _reader(self, name: str) -> Reader:
+        def read(index: tuple[slice, ...], out: np.ndarray) -> None:
+            out[...] = self._map(name)[index]
+
+        return read
+
+    def _map(self, name: str) -> np.ndarray:
+        """A view of the memory-mapped tensor; the mapping, and what it counts as memory, ends with it."""
         source = self._sources[name]
         return source.view(self._tensors[source.tensor].map())
 
 
-def sharding_of(name: str, shardings: Shardings | None) -> jax.sharding.Sharding:
-    """The sharding asked for a parameter, or the first device."""
-    return shardings(name) if shardings else jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+class ConvertedCheckpoint(Checkpoint):
+    """A folder written by `checkpoints.convert`."""
 
+    def __init__(self, path: Path, config: ModelConfig):
+        super().__init__(path, "orbax", config)
+        self._arrays = find_arrays(path, config)
 
-def load_array(view: np.ndarray, sharding: jax.sharding.Sharding, dtype: Any) -> jax.Array:
-    """A (memory-mapped) array on its devices; copies each distinct shard once, packed weights as they are."""
-    target = loaded_dtype(ParameterSpec(view.shape, view.dtype), dtype)
-    shards: dict[tuple[Any, ...], np.ndarray] = {}
-
-    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        index = index or ()
-        key = tuple((part.start, part.stop) for part in index)
-        if key not in shards:
-            shards[key] = np.array(view[index], dtype=target, order="C")
-        return shards[key]
-
-    return jax.make_array_from_callback(view.shape, sharding, shard)
-
-
-def loaded_dtype(spec: ParameterSpec, dtype: Any) -> np.dtype:
-    """The dtype in which a parameter is loaded when `dtype` is asked for."""
-    return spec.dtype if dtype is None or spec.dtype == UINT8 else np.dtype(dtype)
+    def load(self, shardings: Shardings | None = None, dtype: Any = None) -> dict[str, jax.Array]:
+        """See `Checkpoint.load`."""
+        return {
+            name: place(array.spec, array.read, sharding_of(name, shardings), dtype)
+            for name, array in self._arrays.items()
+        }
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Opens a checkpoint and checks it; no weights are read.
 
     Args:
-        path: a folder in the Hugging Face layout, in OpenAI's `original/` layout (the folder itself or its
-            parent; beside the Hugging Face layout the latter wins), or written by `convert`; or the word
-            "tiny", the embedded model.
+        path: a folder in the Hugging Face layout; one in OpenAI's `original/` layout, or its parent if that
+            has no `config.json`; one written by `convert`; or the word "tiny", the embedded model.
 
     Raises:
         CheckpointError: one line with everything that is wrong.
     """
+    folder, layout, config = find_checkpoint(path)
+    if layout == "orbax":
+        return ConvertedCheckpoint(folder, config)
+    return SafetensorsCheckpoint(folder, layout, config)
+
+
+def find_checkpoint(path: str | Path) -> tuple[Path, Layout | Literal["orbax"], ModelConfig]:
+    """The folder that `open_checkpoint` opens, its layout and configuration; its tensors are not looked at.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or its configuration cannot be read.
+    """
     folder = TINY if str(path) == "tiny" else Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; a checkpoint is a folder, or the word tiny")
+    for description in (COMPLETE_NAME, UNFINISHED_NAME):
+        if (folder / description).exists():
+            return folder, "orbax", read_description(folder / description)
     for candidate in (folder, folder / "original"):
-        if (candidate / "config.json").exists():
-            layout, config = read_config(candidate / "config.json")
-            return SafetensorsCheckpoint(candidate, layout, config)
-    raise CheckpointError(f"{folder}: holds no config.json, neither here nor in original/")
+        if (candidate / CONFIG_NAME).exists():
+            return candidate, *read_config(candidate / CONFIG_NAME)
+    raise CheckpointError(f"{folder}: holds neither config.json nor original/config.json: not a checkpoint")

@@ -18,6 +18,7 @@ from checkpoints.config import CheckpointError, ModelConfig
 Layout = Literal["huggingface", "original"]
 RopeKey = Literal["rope_scaling", "rope_parameters"]
 
+CONFIG_NAME = "config.json"
 SWIGLU_ALPHA = 1.702
 
 _HUGGINGFACE_SIZES = {

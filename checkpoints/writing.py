@@ -10,10 +10,14 @@ import numpy as np
 
 from checkpoints.config import CheckpointError, ModelConfig
 from checkpoints.published import Source, published_tensors, sources
-from checkpoints.published_config import Layout, RopeKey, huggingface_config, original_config
+from checkpoints.published_config import (
+    CONFIG_NAME,
+    Layout,
+    RopeKey,
+    huggingface_config,
+    original_config,
+)
 from checkpoints.safetensors_files import write_sharded
-
-CONFIG_NAME = "config.json"
 
 
 def write_published(
