@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from pydantic import BaseModel
 
@@ -28,9 +28,6 @@ from .messages import (
 )
 from .sections import defines_functions, developer_text, system_text
 from .streaming import StreamableParser
-
-if TYPE_CHECKING:
-    import tiktoken
 
 
 class HarmonyEncodingName(StrEnum):
@@ -56,16 +53,11 @@ class HarmonyEncoding:
 
     def __init__(self, name: str, tokens: Sequence[bytes], special_tokens: Mapping[str, int]) -> None:
         """`tokens` are the ordinary tokens by id; `special_tokens` take ids after them."""
-        import tiktoken
+        from .text_encoder import TextEncoder  # loads tiktoken, which importing harmony should not
 
         self.name = name
         self._special_tokens = dict(special_tokens)
-        self._core: tiktoken.Encoding = tiktoken.Encoding(
-            name,
-            pat_str=vocabulary.PATTERN,
-            mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
-            special_tokens=self._special_tokens,
-        )
+        self._text = TextEncoder(name, tokens)
         self.ordinary_tokens = list(tokens)
         """The bytes of the tokens that are text, by id."""
         self._special_bytes = {token: text.encode() for text, token in special_tokens.items()}
@@ -115,10 +107,7 @@ class HarmonyEncoding:
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Encodes text that can never become a special token. Raises ValueError for lone surrogates."""
-        try:
-            return self._core.encode_ordinary(_scalar_values(text))
-        except UnicodeDecodeError:
-            raise ValueError(f"{shown(text)} is not Unicode text: it has a lone surrogate") from None
+        return self._text.encode(text)
 
     def encode(
         self,
@@ -133,14 +122,21 @@ class HarmonyEncoding:
         HarmonyError when `disallowed_special` has it ("all": every one that is not allowed), and is
         ordinary text otherwise.
         """
-        allowed = self.special_tokens_set if allowed_special == "all" else allowed_special
+        known = self.special_tokens_set
+        allowed = known if allowed_special == "all" else known & allowed_special
         if disallowed_special == "all":
-            disallowed_special = self.special_tokens_set - allowed
+            disallowed_special = known - allowed
         if disallowed_special:
             found = _any_of(frozenset(disallowed_special)).search(text)
             if found:
                 _refuse_special_token(found.group())
-        return self._core.encode(text, allowed_special=allowed, disallowed_special=())
+        if not allowed:
+            return self.encode_ordinary(_replaced(text))
+        tokens: list[int] = []
+        # Splitting on a group yields text and special tokens in turn.
+        for index, part in enumerate(_any_of(frozenset(allowed)).split(_replaced(text))):
+            tokens += [self._special_tokens[part]] if index % 2 else self.encode_ordinary(part)
+        return tokens
 
     def decode_bytes(self, tokens: Iterable[int]) -> bytes:
         """The bytes of tokens. Raises HarmonyError for an id outside the vocabulary."""
@@ -309,20 +305,18 @@ def _checked(field: str, value: str) -> str:
     return value
 
 
-def _scalar_values(text: str) -> str:
-    """Joins surrogate pairs, which JSON escapes can leave behind, into characters."""
-    if text.isascii():
-        return text
+def _replaced(text: str) -> str:
+    """Replaces lone surrogates, as the known library's `encode` does and its rendering does not."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
 
 @functools.lru_cache(maxsize=128)
 def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(texts))))
+    return re.compile(f"({'|'.join(map(re.escape, sorted(texts)))})")
 
 
 def _refuse_special_token(token: str) -> NoReturn:

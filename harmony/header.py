@@ -12,12 +12,14 @@ from .messages import Author, Message, Role, TextContent
 CHANNEL = "<|channel|>"
 CONSTRAIN = "<|constrain|>"
 
-# Unicode's White_Space, which Rust strips; Python's own idea has the separators U+001C to U+001F besides.
-_WHITE_SPACE = (
+WHITE_SPACE = frozenset(
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
-_CHANNEL_END = re.compile(f"[{_WHITE_SPACE}<]")
+"""Unicode's White_Space. Python's own idea of space has the separators U+001C to U+001F besides."""
+
+_TRIMMED = "".join(sorted(WHITE_SPACE))
+_CHANNEL_END = re.compile(f"[{_TRIMMED}<]")
 _ASCII_SPACES = re.compile(r"[ \t\n\f\r]+")
 
 
@@ -58,7 +60,7 @@ def parse_leading_header(text: str, role: Role | None, *, reads_recipient: bool)
     empty.
     """
     text, channel = _take_channel(text)
-    text = text.strip(_WHITE_SPACE).replace(CONSTRAIN, f" {CONSTRAIN}")
+    text = text.strip(_TRIMMED).replace(CONSTRAIN, f" {CONSTRAIN}")
     words = [word for word in _ASCII_SPACES.split(text) if word]
     author, words = _author(words, role)
     recipient = content_type = None
