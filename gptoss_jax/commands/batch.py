@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +50,28 @@ def run(options: argparse.Namespace) -> int:
     if options.report and not options.report.parent.is_dir():
         raise BatchError(f"cannot write {options.report}: no such folder")
     engine, encoding, checkpoint = load_engine(options, options.slots)
-    report = run_batch(
-        options.input,
-        options.output,
-        engine=engine,
-        encoding=encoding,
-        sampling=sampling_of(options),
-        seed=options.seed,
-        effort=options.effort,
-        date=options.date,
-        model=Path(options.checkpoint).name,
-        settings={
-            "checkpoint": checkpoint_fingerprint(checkpoint.path),
-            "dtype": dtype_name(options),
-            "max_length": engine.max_length,
-        },
-        overwrite=options.overwrite,
-        progress=True,
-    )
+    try:
+        report = run_batch(
+            options.input,
+            options.output,
+            engine=engine,
+            encoding=encoding,
+            sampling=sampling_of(options),
+            seed=options.seed,
+            effort=options.effort,
+            date=options.date,
+            model=Path(options.checkpoint).name,
+            settings={
+                "checkpoint": checkpoint_fingerprint(checkpoint.path),
+                "dtype": dtype_name(options),
+                "max_length": engine.max_length,
+            },
+            overwrite=options.overwrite,
+            progress=True,
+        )
+    except KeyboardInterrupt:
+        print("gptoss-jax: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     if options.report:
         options.report.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
     print(report)

@@ -20,7 +20,6 @@ class ScriptedEngine:
     def __init__(self, encoding: HarmonyEncoding, slots: int = 4, max_length: int = 4096, delay: float = 0.0):
         self.encoding, self.slots, self.max_length, self.delay = encoding, slots, max_length, delay
         self.requests: list[Request] = []
-        self.most_waiting = 0
 
     def check(self, request: Request) -> None:
         if len(request.prompt) >= self.max_length:
@@ -34,7 +33,6 @@ class ScriptedEngine:
                 running.append(request)
             if not running:
                 return
-            self.most_waiting = max(self.most_waiting, len(running))
             time.sleep(self.delay)
             yield self._complete(running.pop(order.randrange(len(running))))
 
