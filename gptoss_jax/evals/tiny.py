@@ -81,7 +81,7 @@ def calls_rightly(use: tools.Use, outcome: Outcome) -> bool:
 
 
 def quotes_result(use: tools.Use, outcome: Outcome) -> bool:
-    """Does the final answer hold every value of the function's result, each as a word or number of its own?"""
+    """Does the final answer hold every value of the function's result, each as a word of its own?"""
     return all(
         re.search(rf"(?<![\w-]){re.escape(str(value))}(?!\w)", outcome.answer) is not None
         for value in use.result.values()
@@ -120,7 +120,7 @@ def call_questions(rng: random.Random, count: int) -> list[Question]:
     questions = []
     for index in range(count):
         setting, use = _draw_use(rng, dialogues.EFFORTS[index % len(dialogues.EFFORTS)])
-        turn = dialogues.call_turn(use, setting)
+        turn = dialogues.call_turn(use, setting.effort)
         questions.append(
             Question(
                 setting.effort,
@@ -137,7 +137,7 @@ def answer_questions(rng: random.Random, count: int) -> list[Question]:
     questions = []
     for index in range(count):
         setting, use = _draw_use(rng, dialogues.EFFORTS[index % len(dialogues.EFFORTS)])
-        asked, answered = dialogues.call_turn(use, setting), dialogues.answer_turn(use, setting.effort)
+        asked, answered = dialogues.call_turn(use, setting.effort), dialogues.answer_turn(use, setting.effort)
         questions.append(
             Question(
                 setting.effort,

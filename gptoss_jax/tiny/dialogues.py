@@ -22,6 +22,8 @@ from harmony import (
 )
 
 EFFORTS = ("low", "medium", "high")
+_PLAIN_BRANCHES = {"low": 9, "medium": 6, "high": 4}
+"""How many sums about fill a row of training."""
 _EFFORT_NAMES = {
     "low": ReasoningEffort.LOW,
     "medium": ReasoningEffort.MEDIUM,
@@ -118,9 +120,9 @@ def talk_turn(talk: smalltalk.Talk) -> Turn:
     return Turn([user(talk.question)], [analysis(talk.reasoning), final(talk.answer)])
 
 
-def call_turn(use: tools.Use, setting: Setting) -> Turn:
+def call_turn(use: tools.Use, effort: str) -> Turn:
     """A request and the call it leads to."""
-    thought = tools.reasoning(use, setting.offered, setting.effort)
+    thought = tools.reasoning(use, effort)
     return Turn([user(use.question)], [analysis(thought), call(use)])
 
 
@@ -150,7 +152,7 @@ def _draw_use_branch(rng: random.Random, setting: Setting) -> list[Turn] | None:
     use = tools.draw_use(rng, rng.choice(setting.offered), Split.TRAINING)
     if use is None:
         return None
-    asked, answered = call_turn(use, setting), answer_turn(use, setting.effort)
+    asked, answered = call_turn(use, setting.effort), answer_turn(use, setting.effort)
     if rng.random() < 0.1:  # a transcript whose chain of thought was not kept
         return [as_history(asked), answered]
     return [asked, answered]
@@ -160,7 +162,7 @@ def _draw_history(rng: random.Random, setting: Setting) -> list[Turn]:
     if setting.offered and rng.random() < 0.4:
         use = tools.draw_use(rng, rng.choice(setting.offered), Split.TRAINING)
         if use is not None:
-            return [as_history(call_turn(use, setting)), as_history(answer_turn(use, setting.effort))]
+            return [as_history(call_turn(use, setting.effort)), as_history(answer_turn(use, setting.effort))]
     return [as_history(_draw_plain_turn(rng, setting.effort, 0.7))]
 
 
@@ -170,7 +172,7 @@ def draw_group(rng: random.Random) -> Group:
     with_tools = rng.random() < 0.6
     setting = draw_setting(rng, effort, rng.choice([1, 2, 2, 3, 3]) if with_tools else 0)
     branches = []
-    for _ in range(rng.randint(3, 4) if with_tools else rng.randint(4, 7)):
+    for _ in range(4 if with_tools else _PLAIN_BRANCHES[effort]):
         history = _draw_history(rng, setting) if rng.random() < 0.1 else []
         branch: list[Turn] | None = None
         if with_tools and rng.random() < 0.85:

@@ -47,15 +47,15 @@ class Family:
     option: Option | None = None
 
 
-_GET = ["get", "find", "check", "show", "read", "fetch"]
-_MAKE = ["add", "create", "make", "set"]
+_GET = ["get", "find", "check"]
+_MAKE = ["add", "create"]
 
 FAMILIES = {
     "weather": Family(
         _GET,
-        ["weather", "forecast", "temperature"],
+        ["weather", "forecast"],
         ["Gets the {noun}.", "Returns the {noun} in a city.", "The {noun} for a place."],
-        [("city",), ("location",), ("place",)],
+        [("city",), ("city",), ("location",)],
         (words.city,),
         [
             "What is the {noun} in {0}",
@@ -69,14 +69,14 @@ FAMILIES = {
             "Is it warm in {0} today",
         ],
         {"degrees": _between(-9, 39), "sky": _one_of(words.SKIES)},
-        "It is {degrees} degrees in {0}, sky: {sky}.",
+        "It is {degrees} degrees and {sky} in {0}.",
         Option(["unit", "format"], ["celsius", "fahrenheit"]),
     ),
     "time": Family(
         _GET,
         ["time", "hour"],
         ["Gets the {noun}.", "Returns the local {noun}.", "The {noun} in a city."],
-        [("city",), ("location",), ("place",)],
+        [("city",), ("city",), ("location",)],
         (words.city,),
         [
             "What {noun} is it in {0}",
@@ -92,7 +92,7 @@ FAMILIES = {
         _GET,
         ["population", "people"],
         ["Gets the {noun} of a place.", "Returns how many people live in a city."],
-        [("city",), ("place",), ("region",)],
+        [("city",), ("city",), ("place",)],
         (words.city,),
         [
             "What is the population of {0}",
@@ -101,13 +101,13 @@ FAMILIES = {
             "How many people are in {0}",
         ],
         {"thousands": _between(1, 999)},
-        "{0} has {thousands} thousand people.",
+        "{thousands} thousand people live in {0}.",
     ),
     "distance": Family(
         _GET,
-        ["distance", "route", "way"],
+        ["distance", "route"],
         ["Gets the {noun}.", "Returns the {noun} between two cities."],
-        [("from", "to"), ("start", "end")],
+        [("from", "to"), ("from", "to"), ("start", "end")],
         (words.city, words.city),
         [
             "How far is it from {0} to {1}",
@@ -116,13 +116,13 @@ FAMILIES = {
             "{noun} from {0} to {1}",
         ],
         {"km": _between(10, 999)},
-        "From {0} to {1} it is {km} km.",
+        "It is {km} km from {0} to {1}.",
     ),
     "price": Family(
         _GET,
         ["price", "cost"],
         ["Gets the {noun}.", "Returns the {noun} of a product.", "The {noun} of something."],
-        [("product",), ("item",), ("name",)],
+        [("product",), ("product",), ("item",)],
         (_one_of(words.GOODS),),
         [
             "What is the {noun} of {0}",
@@ -132,13 +132,13 @@ FAMILIES = {
             "What does {0} cost",
         ],
         {"price": _between(1, 99), "currency": _one_of(words.CURRENCIES)},
-        "The price of {0} is {price} {currency}.",
+        "The price is {price} {currency}.",
     ),
     "money": Family(
-        ["convert", "change", "exchange"],
+        ["convert", "exchange"],
         ["money", "currency"],
         ["Converts {noun}.", "Converts an amount to another currency."],
-        [("amount", "from", "to"), ("amount", "source", "target")],
+        [("amount", "from", "to"), ("amount", "from", "to"), ("amount", "source", "target")],
         (_between(1, 999), _one_of(words.CURRENCIES), _one_of(words.CURRENCIES)),
         [
             "Convert {0} {1} to {2}",
@@ -147,13 +147,13 @@ FAMILIES = {
             "Change {0} {1} to {2}",
         ],
         {"result": _between(1, 999)},
-        "{0} {1} is {result} {2}.",
+        "That is {result} {2}.",
     ),
     "timer": Family(
-        ["set", "start", "create", "add"],
+        ["set", "start"],
         ["timer", "alarm"],
         ["Starts {a} {noun}.", "Sets {a} {noun} in minutes."],
-        [("minutes",), ("duration",), ("length",)],
+        [("minutes",), ("minutes",), ("duration",)],
         (_between(1, 99),),
         [
             "Set the {noun} for {0} minutes",
@@ -162,23 +162,23 @@ FAMILIES = {
             "I need the {noun} in {0} minutes",
         ],
         {"id": _between(1, 99)},
-        "The {noun} {id} is set for {0} minutes.",
+        "The {noun} is set, its id is {id}.",
     ),
     "translation": Family(
-        ["translate", "convert"],
+        ["translate"],
         ["text", "words"],
         ["Translates {noun}.", "Translates {noun} to a language."],
-        [("text", "language"), ("text", "target")],
+        [("text", "language"), ("text", "language"), ("text", "target")],
         (words.phrase, _one_of(words.LANGUAGES)),
         ['Translate "{0}" to {1}', 'How do you say "{0}" in {1}', 'What is "{0}" in {1}', 'Say "{0}" in {1}'],
         {"translation": words.phrase},
         "In {1}: {translation}.",
     ),
     "message": Family(
-        ["send", "write", "post"],
-        ["message", "email", "note"],
+        ["send", "write"],
+        ["message", "note"],
         ["Sends {a} {noun}.", "Sends {a} {noun} to a person."],
-        [("to", "text"), ("name", "text")],
+        [("to", "text"), ("to", "text"), ("name", "text")],
         (words.person, words.phrase),
         [
             'Send {0} the {noun} "{1}"',
@@ -187,13 +187,13 @@ FAMILIES = {
             'Tell {0} "{1}"',
         ],
         {"id": _between(1, 99)},
-        "The {noun} {id} was sent to {0}.",
+        "The {noun} was sent, its id is {id}.",
     ),
     "dice": Family(
         ["roll", "throw"],
         ["dice", "die"],
         ["Rolls a {noun}.", "Rolls one {noun}."],
-        [("sides",), ("max",)],
+        [("sides",), ("sides",), ("max",)],
         (_between(2, 99),),
         [
             "Roll a {noun} with {0} sides",
@@ -216,9 +216,9 @@ FAMILIES = {
     ),
     "user": Family(
         _GET,
-        ["user", "account", "customer"],
+        ["user", "customer"],
         ["Finds {a} {noun}.", "Gets {a} {noun} by number."],
-        [("id",), ("number",), ("key",)],
+        [("id",), ("id",), ("number",)],
         (_between(1, 999),),
         [
             "Who is {noun} {0}",
@@ -228,13 +228,13 @@ FAMILIES = {
             "Look up {noun} {0}",
         ],
         {"name": words.person},
-        "The name of {noun} {0} is {name}.",
+        "The name is {name}.",
     ),
     "order": Family(
         _GET,
         ["order", "package"],
         ["Finds {a} {noun}.", "Gets the state of the {noun}."],
-        [("id",), ("number",), ("code",)],
+        [("number",), ("number",), ("id",)],
         (_between(1, 999),),
         [
             "Where is {noun} {0}",
@@ -244,13 +244,13 @@ FAMILIES = {
             "Look up {noun} {0}",
         ],
         {"state": _one_of(words.STATES)},
-        "The state of {noun} {0} is: {state}.",
+        "The {noun} is {state}.",
     ),
     "event": Family(
         _MAKE,
         ["event", "meeting"],
         ["Adds {a} {noun}.", "Creates a calendar {noun}."],
-        [("title", "day"), ("name", "date")],
+        [("title", "day"), ("title", "day"), ("name", "date")],
         (words.phrase, _one_of(words.DAYS)),
         [
             'Add the {noun} "{0}" on {1}',
@@ -259,13 +259,13 @@ FAMILIES = {
             'Create {a} {noun} "{0}" on {1}',
         ],
         {"id": _between(1, 99)},
-        "The {noun} {id} is on {1}: {0}.",
+        "The {noun} was added, its id is {id}.",
     ),
     "light": Family(
-        ["set", "switch", "turn"],
+        ["switch", "turn"],
         ["light", "lamp"],
         ["Sets the {noun} in a room.", "Turns a {noun} on or off."],
-        [("room", "state"), ("place", "value")],
+        [("room", "state"), ("room", "state"), ("place", "value")],
         (_one_of(words.ROOMS), _one_of(["on", "off"])),
         [
             "Turn the {noun} in the {0} {1}",
@@ -274,13 +274,13 @@ FAMILIES = {
             "In the {0} turn the {noun} {1}",
         ],
         {"power": _between(0, 99)},
-        "The {noun} in the {0} is {1}, power {power}.",
+        "The {noun} is {1}, power {power}.",
     ),
     "product": Family(
-        ["multiply", "compute", "calculate"],
+        ["multiply", "compute"],
         ["numbers", "values"],
         ["Multiplies two {noun}.", "Multiplies {noun} and returns the product."],
-        [("a", "b"), ("x", "y"), ("first", "second")],
+        [("a", "b"), ("a", "b"), ("x", "y")],
         (_between(2, 99), _between(2, 99)),
         [
             "What is {0} times {1}",
@@ -290,13 +290,13 @@ FAMILIES = {
             "What is the product of {0} and {1}",
         ],
         {},
-        "{0} times {1} is {result}.",
+        "The result is {result}.",
     ),
     "search": Family(
-        ["search", "find", "suggest"],
-        ["book", "movie", "song"],
+        ["search", "find"],
+        ["book", "movie"],
         ["Finds a {noun}.", "Finds a {noun} about a topic."],
-        [("topic",), ("query",), ("about",)],
+        [("topic",), ("topic",), ("query",)],
         (_one_of(words.TOPICS),),
         [
             "Find a {noun} about {0}",
@@ -306,7 +306,7 @@ FAMILIES = {
             "Which {noun} is about {0}",
         ],
         {"title": words.phrase},
-        "Try this {noun} about {0}: {title}.",
+        "Try this {noun}: {title}.",
     ),
 }
 """Every family, by topic."""

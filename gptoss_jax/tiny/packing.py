@@ -15,7 +15,7 @@ from gptoss_jax.tiny.dialogues import EFFORTS, Group, Turn, draw_group
 from gptoss_jax.tiny.splits import Split
 from harmony import Conversation, HarmonyEncoding
 
-DRILL_SHARE = 0.3
+DRILL_SHARE = 0.2
 """Rows that hold bare worked sums: many digit facts per token."""
 TRAINED_SHARE = 0.65
 """The most tokens of a batch that are trained; about half are, so next to none are lost to this bound."""
@@ -83,7 +83,7 @@ def drill_tokens(encoding: HarmonyEncoding, rng: random.Random) -> tuple[list[in
     for _ in range(30):
         problem = sums.draw(rng, Split.TRAINING)
         work = sums.worked(problem, effort)
-        given = len("000+000:") if effort == "low" else len("000 + 000.")
+        given = len({"low": "000+000:", "medium": "000 + 000. ", "high": "000 + 000. Ones:"}[effort])
         head = encoding.encode(work[:given])
         rest = encoding.encode(work[given:]) + encoding.encode("<|end|>", allowed_special="all")
         branches.append(Tokens(head + rest, [False] * len(head) + [True] * len(rest)))

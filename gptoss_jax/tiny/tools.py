@@ -126,15 +126,14 @@ def _draw_use(rng: random.Random, tool: Tool) -> Use:
     return Use(tool, question, arguments, result, answer)
 
 
-def reasoning(use: Use, offered: list[Tool], effort: str) -> str:
-    """The chain of thought before a call: it names the function, at high effort also why and with what."""
-    name, noun = use.tool.name, use.tool.noun
+def reasoning(use: Use, effort: str) -> str:
+    """The chain of thought before a call: at every effort what is asked for, then the function's name."""
+    choice = f"For {use.tool.noun} use {use.tool.name}."
     if effort == "low":
-        return f"Use {name}."
+        return choice
     if effort == "medium":
-        return f"The user asks for {noun}. Use {name}."
-    given = ", ".join(f"{key} = {value}" for key, value in use.arguments.items()) or "no arguments"
-    listed = ", ".join(tool.noun for tool in offered)
+        return f"The user needs a function. {choice}"
     return (
-        f"The user asks for {noun}. The functions are for {listed}. We need {noun}. Use {name} with {given}."
+        "The user wants something that I can not do myself. A function can help, so I look at what is "
+        f"offered. {choice} Then I wait for the result."
     )

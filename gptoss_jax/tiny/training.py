@@ -48,14 +48,14 @@ LOG_EVERY = 50
 class Recipe:
     """What one run is; together with the code it decides every number of the result."""
 
-    steps: int = 4000
+    steps: int = 4400
     rows: int = 10
     length: int = 448
     seed: int = 1
     muon_rate: float = 0.012
     adam_rate: float = 0.004
     warmup_steps: int = 60
-    decay_share: float = 0.6
+    decay_share: float = 0.8
     """The last share of the steps, over which the rates fall linearly to nothing."""
     quantised_share: float = 0.15
     """The last share of the steps, in which the experts see their weights through MXFP4."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import jax
@@ -73,16 +72,15 @@ def test_each_branch_of_a_packed_row_is_computed_as_if_it_followed_the_prefix_al
     segments += [-1] * (length - used)
     positions += [0] * (length - used)
     graph, _ = float_model(CONFIG)
-    packed, _ = hidden_states(
-        model_with(graph, parameters),
-        *(jnp.array([row], jnp.int32) for row in (tokens, positions, segments)),
-        quantised=True,
-    )
-    model = serving_model(parameters)
+    rows = [jnp.array([row], jnp.int32) for row in (tokens, positions, segments)]
+    packed, _ = jax.jit(lambda p: hidden_states(model_with(graph, p), *rows, quantised=True))(parameters)
+    serve = nnx.jit(serving_model(parameters))
     start = prefix
     for size in branches:
-        alone = jnp.array([tokens[:prefix] + tokens[start : start + size]], jnp.int32)
-        expected, _ = model(alone, jnp.arange(alone.shape[1])[None])
+        alone = [*tokens[:prefix], *tokens[start : start + size]]
+        filled = jnp.array([alone + [0] * (length - len(alone))], jnp.int32)  # one shape, one compilation
+        valid = jnp.arange(length)[None]
+        expected, _ = serve(filled, jnp.where(valid < len(alone), valid, -1))
         np.testing.assert_allclose(packed[0, :prefix], expected[0, :prefix], rtol=2e-4, atol=2e-4)
         np.testing.assert_allclose(
             packed[0, start : start + size], expected[0, prefix:], rtol=2e-4, atol=2e-4
@@ -110,13 +108,13 @@ def test_the_gradient_passes_through_the_rounding_unchanged() -> None:
 def test_routing_that_sends_everything_to_the_same_experts_counts_as_less_balanced(
     parameters: dict[str, jax.Array],
 ) -> None:
-    graph, _ = float_model(dataclasses.replace(CONFIG, num_layers=3))
+    graph, _ = float_model(CONFIG)
     tokens = jnp.arange(64, dtype=jnp.int32)[None]
     rows = (tokens, jnp.arange(64)[None], jnp.zeros((1, 64), jnp.int32))
     skewed = dict(parameters)
     for layer in range(3):
         skewed[f"layers.{layer}.moe.router.bias"] = jnp.array([9.0, 9.0, 0.0, 0.0])
-    _, even = hidden_states(model_with(graph, parameters), *rows)
-    _, uneven = hidden_states(model_with(graph, skewed), *rows)
+    imbalance = jax.jit(lambda p: hidden_states(model_with(graph, p), *rows)[1])
+    even, uneven = imbalance(parameters), imbalance(skewed)
     assert 0.9 < even < uneven
     assert uneven == pytest.approx(2.0, abs=0.05)  # two of four experts take everything
