@@ -85,7 +85,7 @@ def count_reasoning(tokens: Iterable[int], encoding: HarmonyEncoding) -> int:
 
 
 def answer_row(prepared: Prepared, answer: Answer, *, model: str, run: str) -> dict[str, Any]:
-    """The output row of an answered request; `run` makes the ids in it unique among runs."""
+    """The output row of an answered request; `run` is a hash of what the run is, so that ids are unique."""
     unique = _unique(run, prepared.envelope)
     diagnostics = [dataclasses.asdict(diagnostic) for diagnostic in answer.diagnostics]
     extra = {"diagnostics": diagnostics} if diagnostics else {}

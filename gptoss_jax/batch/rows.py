@@ -35,6 +35,14 @@ _TOKEN_LIMITS = {
     "plain": ("max_tokens", "max_completion_tokens"),
 }
 
+_OF_RESPONSES = ("input", "instructions", "max_output_tokens")
+_OF_CHAT = ("messages", "response_format", "max_tokens", "max_completion_tokens")
+_MISPLACED: Mapping[Form, tuple[str, ...]] = {
+    "chat": _OF_RESPONSES,
+    "responses": _OF_CHAT,
+    "plain": _OF_RESPONSES,
+}
+
 # Fields that would change the answer and that nothing here honours yet → the values that ask for nothing.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -251,6 +259,10 @@ def _refuse_unsupported(body: Mapping[str, Any], form: Form) -> None:
         value = body.get(name)
         if value is not None and not any(value == allowed for allowed in neutral):
             raise RowError("unsupported_field", f"{name} is not supported: {kind_of(value)}", name)
+    for name in _MISPLACED[form]:
+        if body.get(name) is not None:
+            url = "/v1/chat/completions" if form == "responses" else "/v1/responses"
+            raise RowError("unsupported_field", f"{name} is a field of {url}, not of this request", name)
     if form == "responses" and body.get("prompt") is not None:
         raise RowError("unsupported_field", "prompt (a stored prompt) is not supported", "prompt")
     _refuse_unenforced(body, form)

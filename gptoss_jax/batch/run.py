@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -91,18 +92,17 @@ def run_batch(
             context = RowContext(engine, encoding, sampling, seed, effort, out.run["date"])
             report = BatchReport(rows=rows, resumed=len(out.done))
             with _bar(rows, len(out.done), shown=progress) as bar:
-                _Run(context, out, report, bar, model, digest).answer(file)
+                _Run(context, out, report, bar, model).answer(file)
             return report
 
 
 class _Run:
     """The state of one run between the reader, the engine and the output."""
 
-    def __init__(
-        self, context: RowContext, out: OutputFile, report: BatchReport, bar: tqdm, model: str, digest: str
-    ):
+    def __init__(self, context: RowContext, out: OutputFile, report: BatchReport, bar: tqdm, model: str):
         self._context, self._out, self._report, self._bar = context, out, report, bar
-        self._model, self._digest = model, digest
+        self._model = model
+        self._run = hashlib.sha256(json.dumps(out.run, sort_keys=True).encode()).hexdigest()
         self._pending: dict[str, Prepared] = {}
         self._first_line: dict[str, int] = {}
         self._started = time.monotonic()
@@ -113,7 +113,7 @@ class _Run:
             prepared = self._pending.pop(completion.id)
             try:
                 answer = read_answer(completion, self._context.encoding)
-                row = answer_row(prepared, answer, model=self._model, run=self._digest)
+                row = answer_row(prepared, answer, model=self._model, run=self._run)
             except Exception as error:
                 self._refuse(prepared.envelope, _fault(error))
                 continue
@@ -133,7 +133,7 @@ class _Run:
             if prepared is not None:
                 self._pending[prepared.request.id] = prepared
                 yield prepared.request
-        if seen.hexdigest() != self._digest:
+        if seen.hexdigest() != self._out.run["input_sha256"]:
             raise BatchError("the input was changed while it was being read: start anew with --overwrite")
 
     def _read(self, raw: bytes, number: int) -> Prepared | None:
@@ -158,7 +158,7 @@ class _Run:
         return None
 
     def _refuse(self, envelope: Envelope, error: RowError) -> None:
-        self._out.append(envelope.line, error_row(envelope, error, run=self._digest))
+        self._out.append(envelope.line, error_row(envelope, error, run=self._run))
         self._report.errors += 1
         self._bar.update()
 

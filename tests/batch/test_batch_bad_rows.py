@@ -90,6 +90,13 @@ BAD = {
     ),
     "JSON mode": (chat(response_format={"type": "json_object"}), "unsupported_field", "response_format"),
     "a call enforced": (responses(tool_choice="required"), "unsupported_field", "tool_choice"),
+    "a field of the other API": (chat(max_output_tokens=5), "unsupported_field", "of /v1/responses"),
+    "a field of the chat API": (responses(max_tokens=5), "unsupported_field", "of /v1/chat/completions"),
+    "instructions beside a prompt": (
+        {"id": "x", "prompt": "Hi", "instructions": "Be brief."},
+        "unsupported_field",
+        "instructions",
+    ),
     "stored prompt": (responses(prompt={"id": "pmpt_1"}), "unsupported_field", "prompt"),
     "earlier response": (
         responses(previous_response_id="resp_1"),
