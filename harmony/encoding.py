@@ -17,16 +17,18 @@ from pydantic import BaseModel
 from . import vocabulary
 from .errors import HarmonyError, HarmonyFormatError, shown
 from .header import CONSTRAIN, author_of
+from .history import AnalysisPolicy, without_old_analysis
 from .messages import (
     Content,
     Conversation,
     DeveloperContent,
     Message,
+    RecipientPlace,
     Role,
     SystemContent,
     TextContent,
 )
-from .sections import defines_functions, developer_text, system_text
+from .sections import SchemaForm, defines_functions, developer_text, system_text
 from .streaming import StreamableParser
 
 
@@ -37,15 +39,24 @@ class HarmonyEncodingName(StrEnum):
 
 
 class RenderConversationConfig(BaseModel):
-    """How a conversation is rendered."""
+    """How a conversation is rendered. The defaults are what openai-harmony 0.0.8 does."""
 
     auto_drop_analysis: bool = True
+    """False keeps all messages, as does the policy "none"."""
+    analysis_policy: AnalysisPolicy = "compatible"
+    """Which `analysis` messages are left out: see `history`."""
+    schema_form: SchemaForm = "compatible"
+    """How functions' parameters are written: see `typescript` and `typescript_improved`."""
+    recipient_place: RecipientPlace | None = None
+    """Where ` to=` stands in every header; None: where each message has it."""
 
 
 class RenderOptions(BaseModel):
-    """How a single message is rendered."""
+    """How a single message is rendered; as `RenderConversationConfig`."""
 
     conversation_has_function_tools: bool = False
+    schema_form: SchemaForm = "compatible"
+    recipient_place: RecipientPlace | None = None
 
 
 class HarmonyEncoding:
@@ -165,8 +176,7 @@ class HarmonyEncoding:
 
     def render(self, message: Message, render_options: RenderOptions | None = None) -> list[int]:
         """The tokens of one message, from `<|start|>` to `<|end|>` or `<|call|>`."""
-        has_function_tools = render_options is not None and render_options.conversation_has_function_tools
-        return self._render(message, has_function_tools)
+        return self._render(message, render_options or RenderOptions())
 
     def render_conversation(
         self, conversation: Conversation, config: RenderConversationConfig | None = None
@@ -178,11 +188,17 @@ class HarmonyEncoding:
             for message in messages
             for part in message.content
         )
-        if config is None or config.auto_drop_analysis:
-            messages = _drop_analysis(messages)
+        config = config or RenderConversationConfig()
+        options = RenderOptions(
+            conversation_has_function_tools=has_function_tools,
+            schema_form=config.schema_form,
+            recipient_place=config.recipient_place,
+        )
+        if config.auto_drop_analysis:
+            messages = without_old_analysis(messages, config.analysis_policy)
         tokens: list[int] = []
         for message in messages:
-            tokens += self._render(message, has_function_tools)
+            tokens += self._render(message, options)
         return tokens
 
     def render_conversation_for_completion(
@@ -221,7 +237,7 @@ class HarmonyEncoding:
             parser.process(token)
         return parser.process_eos().messages
 
-    def _render(self, message: Message, has_function_tools: bool) -> list[int]:
+    def _render(self, message: Message, options: RenderOptions) -> list[int]:
         role, name = message.author.role, message.author.name
         tokens = [self.start]
         if role is Role.TOOL:
@@ -234,16 +250,20 @@ class HarmonyEncoding:
             tokens += self._header_tokens(role.value)
             if name is not None:
                 tokens += self._header_tokens(f":{_checked('author.name', name)}")
+        recipient: list[int] = []
         if message.recipient is not None and message.recipient != "all":
-            tokens += self._header_tokens(f" to={_checked('recipient', message.recipient)}")
-        if message.channel is not None:
-            tokens.append(self.channel)
-            tokens += self._header_tokens(_checked("channel", message.channel))
+            recipient = self._header_tokens(f" to={_checked('recipient', message.recipient)}")
+        if message.channel is None:
+            tokens += recipient
+        else:
+            channel = [self.channel, *self._header_tokens(_checked("channel", message.channel))]
+            is_in_channel = (options.recipient_place or message.recipient_place) == "channel"
+            tokens += channel + recipient if is_in_channel else recipient + channel
         if message.content_type is not None:
             tokens += self._render_content_type(message.content_type)
         tokens.append(self.message)
         for part in message.content:
-            tokens += self.encode_ordinary(_content_text(part, role, has_function_tools))
+            tokens += self.encode_ordinary(_content_text(part, role, options))
         is_call = role is Role.ASSISTANT and message.recipient is not None
         tokens.append(self.call if is_call else self.end)
         return tokens
@@ -259,7 +279,7 @@ class HarmonyEncoding:
         return self.encode_ordinary(text)
 
 
-def _content_text(part: Content, role: Role, has_function_tools: bool) -> str:
+def _content_text(part: Content, role: Role, options: RenderOptions) -> str:
     if isinstance(part, TextContent):
         return part.text
     if isinstance(part, SystemContent):
@@ -267,30 +287,14 @@ def _content_text(part: Content, role: Role, has_function_tools: bool) -> str:
             raise HarmonyError(
                 f"SystemContent may only appear in system messages, found in {role.name.title()}"
             )
-        return system_text(part, has_function_tools)
+        return system_text(part, options.conversation_has_function_tools, options.schema_form)
     if isinstance(part, DeveloperContent):
         if role is not Role.DEVELOPER:
             raise HarmonyError(
                 f"DeveloperContent may only appear in developer messages, found in {role.name.title()}"
             )
-        return developer_text(part)
+        return developer_text(part, options.schema_form)
     raise HarmonyError(f"{type(part).__name__} cannot be rendered: use TextContent or another content")
-
-
-def _drop_analysis(messages: Sequence[Message]) -> Sequence[Message]:
-    """What openai-harmony 0.0.8 keeps: once the last assistant message is final, no analysis before the
-    first final one."""
-    last_channel = next(
-        (message.channel for message in reversed(messages) if message.author.role is Role.ASSISTANT), None
-    )
-    if last_channel != "final":
-        return messages
-    first_final = next(index for index, message in enumerate(messages) if message.channel == "final")
-    return [
-        message
-        for index, message in enumerate(messages)
-        if index > first_final or message.channel != "analysis"
-    ]
 
 
 _FORBIDDEN = re.compile(r"\s|<\||\|>")

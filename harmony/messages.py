@@ -298,14 +298,28 @@ def _content(raw: Any) -> Any:
 AnyContent = Annotated[SerializeAsAny[Content], BeforeValidator(_content)]
 
 
+RecipientPlace = Literal["role", "channel"]
+
+
 class Message(BaseModel):
-    """One message: an author, contents, and what its header says."""
+    """One message: an author, contents, and what its header says.
+
+    `recipient_place` says where the header has ` to=`: after the role, or after the channel, as models
+    often write it. It is kept so that history is rendered as it was sampled; equality ignores it.
+    """
 
     author: Author
     content: list[AnyContent] = Field(default_factory=list)
     channel: str | None = None
     recipient: str | None = None
     content_type: str | None = None
+    recipient_place: RecipientPlace = Field(default="role", repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        names = ("author", "content", "channel", "recipient", "content_type")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @classmethod
     def from_author_and_content(cls, author: Author, content: str | Content) -> Message:
@@ -352,6 +366,8 @@ class Message(BaseModel):
             value = getattr(self, name)
             if value is not None:
                 out[name] = value
+        if self.recipient_place != "role":
+            out["recipient_place"] = self.recipient_place
         return out
 
     def to_json(self) -> str:
@@ -369,6 +385,7 @@ class Message(BaseModel):
             channel=data.get("channel"),
             recipient=data.get("recipient"),
             content_type=data.get("content_type"),
+            recipient_place=data.get("recipient_place", "role"),
         )
 
 

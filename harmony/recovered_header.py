@@ -13,7 +13,7 @@ from typing import Literal
 
 from .events import Problem
 from .header import CONSTRAIN, author_of
-from .messages import Author, Role
+from .messages import Author, RecipientPlace, Role
 
 CHANNELS = ("analysis", "commentary", "final")
 """From the most guarded to what everybody reads."""
@@ -41,17 +41,19 @@ class RecoveredHeader:
     recipient: str | None = None
     channel: str | None = None
     content_type: str | None = None
+    recipient_place: RecipientPlace = "role"
     text_before_channel: str = ""
     """Text from before the channel was named: it must not be taken for text of that channel."""
     text: str = ""
     """Text from after the channel."""
     problems: list[Problem] = field(default_factory=list)
 
-    def _take_recipient(self, value: str) -> None:
+    def _take_recipient(self, value: str, kind: Kind) -> None:
         if not value:
             self.problems.append("empty_recipient")
         elif self.recipient is None:
             self.recipient = value
+            self.recipient_place = "role" if kind == "role" else "channel"
         elif self.recipient != value:
             self.problems.append("two_recipients")
 
@@ -94,7 +96,7 @@ def _read_any_order(header: RecoveredHeader, pieces: list[Piece], role: Role | N
     after: list[str] = []
     for kind, text in pieces:
         for recipient in _RECIPIENT_WORD.findall(text):
-            header._take_recipient(recipient)
+            header._take_recipient(recipient, kind)
         words = _RECIPIENT_WORD.sub("", text).split()
         if kind == "role" and words and (header.author is None or words[0] == role):
             word = words.pop(0)
@@ -134,7 +136,7 @@ def _read_front(header: RecoveredHeader, pieces: list[Piece], role: Role | None)
             header._take_content_type(CONSTRAIN + found.group(1))
             position = found.end()
         while recipient := _LEADING["recipient"].match(text, position):
-            header._take_recipient(recipient.group(1))
+            header._take_recipient(recipient.group(1), kind)
             position = recipient.end()
         rest = text[position:]
         if rest.strip():

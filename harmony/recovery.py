@@ -71,6 +71,7 @@ class _Content:
         self.channel = channel
         self.recipient = header.recipient
         self.content_type = header.content_type
+        self.recipient_place = header.recipient_place
         self.texts: list[str] = []
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -81,6 +82,7 @@ class _Content:
             channel=self.channel,
             recipient=self.recipient,
             content_type=self.content_type,
+            recipient_place=self.recipient_place,
         )
 
 

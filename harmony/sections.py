@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
-from . import typescript
-from .messages import DeveloperContent, ResponseFormat, SystemContent, ToolNamespaceConfig
+from . import typescript, typescript_improved
+from .messages import DeveloperContent, ResponseFormat, SystemContent, ToolDescription, ToolNamespaceConfig
 from .numbers import compact_json
+
+SchemaForm = Literal["compatible", "improved"]
 
 FUNCTIONS_LINE = "Calls to these tools must go to the commentary channel: 'functions'."
 
 
-def system_text(content: SystemContent, has_function_tools: bool) -> str:
+def system_text(content: SystemContent, has_function_tools: bool, form: SchemaForm) -> str:
     """The system message; `has_function_tools` says whether the developer message defines functions."""
     top = []
     if content.model_identity is not None:
@@ -24,7 +27,7 @@ def system_text(content: SystemContent, has_function_tools: bool) -> str:
     if content.reasoning_effort is not None:
         sections.append(f"Reasoning: {content.reasoning_effort.value.lower()}")
     if content.tools:
-        sections.append(tools_text(content.tools))
+        sections.append(tools_text(content.tools, form))
     channels = content.channel_config
     if channels is not None and channels.valid_channels:
         line = f"# Valid channels: {', '.join(channels.valid_channels)}."
@@ -36,13 +39,13 @@ def system_text(content: SystemContent, has_function_tools: bool) -> str:
     return "\n\n".join(sections)
 
 
-def developer_text(content: DeveloperContent) -> str:
+def developer_text(content: DeveloperContent, form: SchemaForm) -> str:
     """The developer message: instructions, tools, response formats."""
     sections = []
     if content.instructions is not None:
         sections += ["# Instructions", content.instructions]
     if content.tools:
-        sections.append(tools_text(content.tools))
+        sections.append(tools_text(content.tools, form))
     if content.response_formats:
         sections.append("# Response Formats")
         sections += map(_response_format_text, content.response_formats)
@@ -55,12 +58,12 @@ def defines_functions(content: DeveloperContent) -> bool:
     return namespace is not None and bool(namespace.tools)
 
 
-def tools_text(tools: Mapping[str, ToolNamespaceConfig]) -> str:
+def tools_text(tools: Mapping[str, ToolNamespaceConfig], form: SchemaForm) -> str:
     """The section `# Tools`, namespaces in the order of their keys."""
-    return "\n\n".join(["# Tools", *(_namespace_text(tools[key]) for key in sorted(tools))])
+    return "\n\n".join(["# Tools", *(_namespace_text(tools[key], form) for key in sorted(tools))])
 
 
-def _namespace_text(namespace: ToolNamespaceConfig) -> str:
+def _namespace_text(namespace: ToolNamespaceConfig, form: SchemaForm) -> str:
     lines = [f"## {namespace.name}\n"]
     description = _lines(namespace.description or "")
     if not namespace.tools:
@@ -68,11 +71,22 @@ def _namespace_text(namespace: ToolNamespaceConfig) -> str:
     lines += [f"// {line}" for line in description]
     lines.append(f"namespace {namespace.name} {{\n")
     for tool in namespace.tools:
+        argument, named = _argument(tool, form)
+        lines += [f"type {name} = {text};\n" for name, text in named.items()]
         lines += [f"// {line}" for line in _lines(tool.description)]
-        argument = "" if tool.parameters is None else f"_: {typescript.compatible(tool.parameters)}"
         lines.append(f"type {tool.name} = ({argument}) => any;\n")
     lines.append(f"}} // namespace {namespace.name}")
     return "\n".join(lines)
+
+
+def _argument(tool: ToolDescription, form: SchemaForm) -> tuple[str, dict[str, str]]:
+    """What stands in a function's parentheses, and the named types that it needs."""
+    if tool.parameters is None:
+        return "", {}
+    if form == "compatible":
+        return f"_: {typescript.compatible(tool.parameters)}", {}
+    text, named = typescript_improved.improved(tool.parameters, f"{tool.name}_")
+    return ("" if text == "object" else f"_: {text}"), named
 
 
 def _response_format_text(form: ResponseFormat) -> str:
