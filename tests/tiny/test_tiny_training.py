@@ -34,7 +34,7 @@ CONFIG = ModelConfig(
     experts_per_token=1,
     sliding_window=64,
 )
-RECIPE = training.Recipe(steps=4, rows=1, length=320, warmup_steps=2, quantised_share=0.25)
+RECIPE = training.Recipe(steps=4, rows=1, length=320, warmup_steps=2, quantised_share=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_run_stopped_half_way_ends_exactly_like_one_that_was_not(
     assert lines[-1]["step"] == 4
 
 
-def test_the_checkpoint_holds_the_trained_weights_as_the_last_steps_saw_them(
+def test_the_checkpoint_holds_the_trained_weights_rounded_to_their_formats(
     run: training.State, tmp_path: Path
 ) -> None:
     write_checkpoint(tmp_path, CONFIG, run.parameters)
@@ -78,11 +78,12 @@ def test_the_checkpoint_holds_the_trained_weights_as_the_last_steps_saw_them(
     for name, value in run.parameters.items():
         part, _, kind = name.rpartition(".")
         if ".experts." in name and kind == "weight":
-            decoded = mxfp4.decode(loaded[f"{part}.blocks"], loaded[f"{part}.scales"])
-            expected = mxfp4.decode(*map(jnp.asarray, mxfp4.encode(np.asarray(value))))
-            np.testing.assert_array_equal(np.asarray(decoded), np.asarray(expected))
+            blocks, scales = mxfp4.encode(np.asarray(value))
+            np.testing.assert_array_equal(np.asarray(loaded[f"{part}.blocks"]), blocks)
+            np.testing.assert_array_equal(np.asarray(loaded[f"{part}.scales"]), scales)
         else:
-            np.testing.assert_array_equal(np.asarray(loaded[name]), np.asarray(value.astype(jnp.bfloat16)))
+            rounded = np.asarray(value).astype(jnp.bfloat16)
+            np.testing.assert_array_equal(np.asarray(loaded[name]), rounded)
 
 
 def test_rates_rise_then_fall_to_nothing_and_only_the_end_is_quantised() -> None:
@@ -99,7 +100,7 @@ def test_rates_rise_then_fall_to_nothing_and_only_the_end_is_quantised() -> None
     assert sum(quantised) == pytest.approx(1000 * recipe.quantised_share, abs=1)
 
 
-@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (3, 32, 32)])
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (3, 20, 40)])
 def test_orthogonalised_matrices_keep_their_directions_and_lose_their_sizes(shape: tuple[int, ...]) -> None:
     matrix = jax.random.normal(jax.random.key(1), shape)
     u, _, v = jnp.linalg.svd(matrix, full_matrices=False)
