@@ -28,6 +28,7 @@ import numpy as np
 
 from checkpoints.config import CheckpointError, ModelConfig
 from checkpoints.parameters import UINT8, ParameterSpec, parameter_specs
+from checkpoints.placing import read_part
 from pallas_kernels.mxfp4 import LAYOUT_VERSION
 
 COMPLETE_NAME = "checkpoint.json"
@@ -92,8 +93,8 @@ class ConvertedArray:
                 start, stop = max(part.start, number * size), min(part.stop, (number + 1) * size)
                 source.append(slice(start - number * size, stop - number * size))
                 target.append(slice(start - part.start, stop - part.start))
-            data = np.memmap(self._chunk_file(position), self.spec.dtype, "r", shape=chunk)
-            out[tuple(target)] = data[tuple(source)]
+            chunk_spec = ParameterSpec(chunk, self.spec.dtype)
+            read_part(self._chunk_file(position), 0, chunk_spec, tuple(source), out[tuple(target)])
 
     def problem(self) -> str | None:
         """What keeps this array from being read, found without reading data."""

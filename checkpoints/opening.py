@@ -12,7 +12,7 @@ import numpy as np
 from checkpoints.config import CheckpointError, ModelConfig
 from checkpoints.converted import COMPLETE_NAME, UNFINISHED_NAME, find_arrays, read_description
 from checkpoints.parameters import parameter_specs
-from checkpoints.placing import Reader, Shardings, place, sharding_of
+from checkpoints.placing import Reader, Shardings, place_all, read_part
 from checkpoints.published import Source, find_tensors, sources
 from checkpoints.published_config import CONFIG_NAME, Layout, read_config
 from checkpoints.safetensors_files import StoredTensor
@@ -58,14 +58,15 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def load(self, shardings: Shardings | None = None, dtype: Any = None) -> dict[str, jax.Array]:
         """See `Checkpoint.load`."""
-        return {
-            name: place(spec, self._reader(name), sharding_of(name, shardings), dtype)
-            for name, spec in parameter_specs(self.config).items()
-        }
+        specs = parameter_specs(self.config)
+        return place_all({name: (spec, self._reader(name)) for name, spec in specs.items()}, shardings, dtype)
 
     def read(self, name: str) -> np.ndarray:
         """One parameter, canonical shape and dtype, in host memory."""
-        return np.array(self._map(name), order="C")
+        spec = self._sources[name].parameter
+        out = np.empty(spec.shape, spec.dtype)
+        self._reader(name)(tuple(slice(0, size) for size in spec.shape), out)
+        return out
 
     def files(self) -> dict[str, list[int]]:
         """The safetensors files: name → size in bytes, time of the last change in nanoseconds."""
@@ -73,15 +74,17 @@ class SafetensorsCheckpoint(Checkpoint):
         return {file.name: [found.st_size, found.st_mtime_ns] for file, found in status.items()}
 
     def _reader(self, name: str) -> Reader:
-        def read(index: tuple[slice, ...], out: np.ndarray) -> None:
-            out[...] = self._map(name)[index]
-
-        return read
-
-    def _map(self, name: str) -> np.ndarray:
-        """A view of the memory-mapped tensor; the mapping, and what it counts as memory, ends with it."""
         source = self._sources[name]
-        return source.view(self._tensors[source.tensor].map())
+        tensor = self._tensors[source.tensor]
+
+        def read_rows(index: tuple[slice, ...], out: np.ndarray) -> None:
+            read_part(tensor.file, tensor.offset + source.start_byte, source.parameter, index, out)
+
+        def read_view(index: tuple[slice, ...], out: np.ndarray) -> None:
+            # The mapping, and what it counts as memory, ends with this call.
+            out[...] = source.view(tensor.map())[index]
+
+        return read_view if source.interleaved else read_rows
 
 
 class ConvertedCheckpoint(Checkpoint):
@@ -93,10 +96,7 @@ class ConvertedCheckpoint(Checkpoint):
 
     def load(self, shardings: Shardings | None = None, dtype: Any = None) -> dict[str, jax.Array]:
         """See `Checkpoint.load`."""
-        return {
-            name: place(array.spec, array.read, sharding_of(name, shardings), dtype)
-            for name, array in self._arrays.items()
-        }
+        return place_all({n: (array.spec, array.read) for n, array in self._arrays.items()}, shardings, dtype)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

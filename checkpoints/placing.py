@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from checkpoints.config import CheckpointError
 from checkpoints.parameters import UINT8, ParameterSpec
 
 Reader = Callable[[tuple[slice, ...], np.ndarray], None]
@@ -17,7 +20,22 @@ Reader = Callable[[tuple[slice, ...], np.ndarray], None]
 Shardings = Callable[[str], jax.sharding.Sharding]
 """Parameter name → where its shards go."""
 
+_THREADS = 4  # parameters read at the same time: enough to keep a disk busy while memory is being filled
 _ALIGNMENT = 64  # of what a CPU device takes over without copying it
+
+
+def place_all(
+    parameters: Mapping[str, tuple[ParameterSpec, Reader]], shardings: Shardings | None, dtype: Any
+) -> dict[str, jax.Array]:
+    """Stored parameters on their devices, a few at a time; see `place`. No shardings: the first device."""
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def load(name: str) -> jax.Array:
+        spec, read = parameters[name]
+        return place(spec, read, shardings(name) if shardings else first, dtype)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(parameters, pool.map(load, parameters), strict=True))
 
 
 def place(spec: ParameterSpec, read: Reader, sharding: jax.sharding.Sharding, dtype: Any) -> jax.Array:
@@ -50,6 +68,29 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def sharding_of(name: str, shardings: Shardings | None) -> jax.sharding.Sharding:
-    """The sharding asked for a parameter, or this process's first device."""
-    return shardings(name) if shardings else jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+def read_part(
+    file: Path,
+    offset: int,
+    spec: ParameterSpec,
+    index: tuple[slice, ...],
+    out: np.ndarray,
+) -> None:
+    """Reads `array[index]` of the array that begins `offset` bytes into a file (C order) into `out`.
+
+    Whole rows are read straight into `out`; anything else through a memory map, only the pages it touches.
+
+    Raises:
+        CheckpointError: the file ends too early.
+    """
+    rows_are_whole = index[1:] == tuple(slice(0, size) for size in spec.shape[1:])
+    if not (rows_are_whole and out.dtype == spec.dtype and out.flags.c_contiguous):
+        out[...] = np.memmap(file, spec.dtype, "r", offset, spec.shape)[index]
+        return
+    left = memoryview(out.reshape(-1).view(np.uint8))
+    with file.open("rb", buffering=0) as stream:
+        stream.seek(offset + index[0].start * math.prod(spec.shape[1:]) * spec.dtype.itemsize)
+        while left:
+            count = stream.readinto(left)
+            if not count:
+                raise CheckpointError(f"{file}: is cut short")
+            left = left[count:]

@@ -8,6 +8,7 @@ own. Every difference is a change of view, so one table serves reading and writi
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 
@@ -80,6 +81,11 @@ class Source:
     parameter: ParameterSpec
     rows: slice = slice(None)  # of the tensor's first axis
     interleaved: bool = False  # rows of gate and up take turns
+
+    @property
+    def start_byte(self) -> int:
+        """Where in its tensor a parameter that is not interleaved begins."""
+        return (self.rows.start or 0) * math.prod(self.tensor_shape[1:]) * self.parameter.dtype.itemsize
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
         """The parameter, in its canonical shape, as a view of its tensor: to read from or to write into."""
