@@ -1,0 +1,39 @@
+"""How far logits are from the oracle's."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+TOLERANCE = 1e-5
+"""What float32 may differ by, as a `relative_difference`."""
+
+BFLOAT16_FACTOR = 1.5
+"""How many times as far as the oracle's own bfloat16 ours may be from the oracle's float32."""
+
+
+def relative_difference(ours: npt.ArrayLike, oracle: npt.ArrayLike) -> float:
+    """The largest difference of two arrays over the second one's largest magnitude."""
+    ours, oracle = np.asarray(ours, np.float64), np.asarray(oracle, np.float64)
+    assert ours.shape == oracle.shape
+    return float(np.abs(ours - oracle).max() / np.abs(oracle).max())
+
+
+def rms_distance(ours: npt.ArrayLike, oracle: npt.ArrayLike) -> float:
+    """The root mean square of the difference over that of the second array."""
+    ours, oracle = np.asarray(ours, np.float64), np.asarray(oracle, np.float64)
+    assert ours.shape == oracle.shape
+    return float(np.linalg.norm(ours - oracle) / np.linalg.norm(oracle))
+
+
+def typical_distance(ours: npt.ArrayLike, oracle: npt.ArrayLike) -> float:
+    """The median over tokens of the `rms_distance` of one token's logits; arrays [..., V].
+
+    In bfloat16 a token at which two experts nearly tie may go to the other one, in either implementation, and
+    its logits then differ by a third. A few such tokens make up most of a single prompt's `rms_distance`,
+    which is therefore a matter of luck; the median is not, nor is the former over many prompts.
+    """
+    ours, oracle = np.asarray(ours, np.float64), np.asarray(oracle, np.float64)
+    assert ours.shape == oracle.shape
+    each = np.linalg.norm(ours - oracle, axis=-1) / np.linalg.norm(oracle, axis=-1)
+    return float(np.median(each))

@@ -1,0 +1,134 @@
+"""The model against what transformers computed on the same random checkpoints (scripts/make_golden)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from golden.cases import CASES, DEQUANTISATION, FAR, Case
+from golden.distances import BFLOAT16_FACTOR, TOLERANCE, relative_difference, typical_distance
+from golden.running import cached_pass, full_pass
+
+from checkpoints import open_checkpoint
+from gptoss_jax.model import Transformer, load, rope
+from gptoss_jax.model.rope import yarn_frequencies
+from pallas_kernels import mxfp4
+
+SINGLES = 6
+"""Tokens at the end of a prompt that cached runs take one by one, as decoding does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A case, its checkpoint and model, the golden logits, and our own of the full pass."""
+
+    case: Case
+    folder: Path
+    model: Transformer
+    oracle: np.ndarray
+    oracle_bfloat16: np.ndarray
+    logits: np.ndarray
+
+
+def golden_of(case: Case) -> Mapping[str, np.ndarray]:
+    """A case's golden file, once it is sure that it belongs to what the case says today."""
+    golden = np.load(case.golden)
+    for what, expected in (
+        ("weights", case.weights_digest()),
+        ("tokens", case.tokens()),
+        ("positions", case.positions()),
+    ):
+        assert np.array_equal(golden[what], expected), f"other {what} than the golden file's: make it again"
+    return golden
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    case: Case = request.param
+    golden = golden_of(case)
+    folder = case.write(tmp_path_factory.mktemp(case.name))
+    model = load(folder, jnp.float32)
+    return Compared(
+        case,
+        folder,
+        model,
+        golden["logits"],
+        golden["logits_bfloat16"].view(ml_dtypes.bfloat16).astype(np.float32),
+        full_pass(model, case.tokens(), case.positions()),
+    )
+
+
+def test_float32_logits_are_the_oracles(compared: Compared) -> None:
+    assert relative_difference(compared.logits, compared.oracle) <= TOLERANCE
+    np.testing.assert_array_equal(compared.logits.argmax(-1), compared.oracle.argmax(-1))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, "whole"])
+def test_cached_decoding_equals_the_full_pass(compared: Compared, chunk: int | str) -> None:
+    tokens, positions = compared.case.tokens(), compared.case.positions()
+    size = compared.case.length - SINGLES if chunk == "whole" else int(chunk)
+    cached = cached_pass(compared.model, tokens, positions, size, SINGLES)
+    assert relative_difference(cached, compared.logits) <= TOLERANCE
+    assert relative_difference(cached, compared.oracle) <= TOLERANCE
+    np.testing.assert_array_equal(cached.argmax(-1), compared.oracle.argmax(-1))
+
+
+def test_bfloat16_is_about_as_close_to_float32_as_the_oracles_own(compared: Compared) -> None:
+    model = load(compared.folder, jnp.bfloat16)
+    logits = full_pass(model, compared.case.tokens(), compared.case.positions())
+    allowed = BFLOAT16_FACTOR * typical_distance(compared.oracle_bfloat16, compared.oracle)
+    assert typical_distance(logits, compared.oracle) <= allowed
+
+
+def test_both_layouts_of_the_same_weights_are_one_model(compared: Compared, tmp_path: Path) -> None:
+    other = "original" if compared.case.layout == "huggingface" else "huggingface"
+    folder = compared.case.write(tmp_path / "other", other)
+    here, there = open_checkpoint(compared.folder), open_checkpoint(folder)
+    assert (here.layout, there.layout) == (compared.case.layout, other)
+    assert here.config == there.config == compared.case.config
+    ours, theirs = here.load(), there.load()
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        assert values.dtype == theirs[name].dtype
+        assert np.asarray(values).tobytes() == np.asarray(theirs[name]).tobytes(), name
+    logits = full_pass(load(folder, jnp.float32), compared.case.tokens(), compared.case.positions())
+    np.testing.assert_array_equal(logits, compared.logits)
+
+
+@pytest.mark.parametrize("case", [*CASES, FAR], ids=lambda case: case.name)
+def test_rope_frequencies_are_the_oracles_to_its_float32_rounding(case: Case) -> None:
+    ours, _ = yarn_frequencies(case.config)
+    np.testing.assert_allclose(ours, np.load(case.golden)["frequencies"], rtol=2**-20, atol=0)
+
+
+def test_far_positions_need_only_the_oracles_rounding_of_frequencies_to_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = golden_of(FAR)
+    model = load(FAR.write(tmp_path / "far"), jnp.float32)
+    logits = full_pass(model, FAR.tokens(), FAR.positions())
+    assert relative_difference(logits, golden["logits"]) <= 1e-2
+
+    _, factor = yarn_frequencies(FAR.config)
+    monkeypatch.setattr(rope, "yarn_frequencies", lambda config: (golden["frequencies"], factor))
+    jax.clear_caches()
+    logits = full_pass(model, FAR.tokens(), FAR.positions())
+    jax.clear_caches()
+    assert relative_difference(logits, golden["logits"]) <= TOLERANCE
+    np.testing.assert_array_equal(logits.argmax(-1), golden["logits"].argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+def test_every_byte_at_every_scale_decodes_to_the_oracles_bits(dtype: np.dtype) -> None:
+    golden = np.load(DEQUANTISATION)
+    blocks, scales = golden["blocks"], golden["scales"]
+    assert len(np.unique(blocks)) == len(np.unique(scales)) == 256
+    expected = golden[np.dtype(dtype).name]
+    decoded = np.asarray(mxfp4.decode(blocks.reshape(len(blocks), -1), scales, dtype))
+    np.testing.assert_array_equal(decoded.view(expected.dtype), expected)
