@@ -15,7 +15,6 @@ from gptoss_jax.commands.options import (
     dtype_name,
     load_engine,
     sampling_of,
-    whole_number,
 )
 
 
@@ -29,14 +28,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "A run that was stopped goes on where it was when the same command is given again.",
         allow_abbrev=False,
     )
-    parser.add_argument("input", type=Path, metavar="IN.jsonl")
-    parser.add_argument("--output", type=Path, required=True, metavar="OUT.jsonl")
+    parser.add_argument("input", type=Path, metavar="IN.jsonl", help="the requests, one on each line")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="OUT.jsonl",
+        help="the answers, added line by line as they finish; OUT.jsonl.run.json says what made them",
+    )
     parser.add_argument("--overwrite", action="store_true", help="start anew, even if the output is there")
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write the report here too, as JSON")
-    add_model_options(parser)
-    parser.add_argument(
-        "--slots", type=whole_number(1), metavar="N", help="requests that decode side by side (default: 32)"
-    )
+    add_model_options(parser, slots=True)
     add_sampling_options(parser)
     parser.set_defaults(run=run)
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 EFFORTS = ("low", "medium", "high")
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how it is run."""
+def add_model_options(parser: argparse.ArgumentParser, *, slots: bool = False) -> None:
+    """Which model, and how it is run; with `slots` also how many requests side by side."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--checkpoint",
@@ -35,6 +35,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the longest sequence, prompt and completion together, in tokens (default: 2048)",
     )
+    if slots:
+        group.add_argument(
+            "--slots",
+            type=whole_number(1),
+            metavar="N",
+            help="requests that decode side by side (default: 32)",
+        )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +68,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="the most tokens to generate (default: as many as fit)",
     )
     group.add_argument("--effort", choices=EFFORTS, help="how much the model reasons (default: medium)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all sampling (default: 0)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all random draws (default: 0)")
     parser.add_argument(
         "--date",
         type=_date,
