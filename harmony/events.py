@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .messages import Author, Message
 
@@ -41,47 +41,42 @@ class Diagnostic:
     """The text of the tokens concerned, special tokens included."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageStarted:
+class MessageStarted(NamedTuple):
     """A message's header is read; its content begins."""
 
-    index: int
+    number: int
     author: Author
     channel: str | None
     recipient: str | None
     content_type: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ContentDelta:
-    """Text was added to the message `index`. All deltas of a message add up to its content."""
+class ContentDelta(NamedTuple):
+    """Text was added to the message `number`. All deltas of a message add up to its content."""
 
-    index: int
+    number: int
     text: str
     channel: str | None
     recipient: str | None
     content_type: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageFinished:
+class MessageFinished(NamedTuple):
     """A message is whole, or the stream ended inside it (`end` is None then)."""
 
-    index: int
+    number: int
     message: Message
     end: EndToken | None
 
 
-@dataclass(frozen=True, slots=True)
-class CallReady:
-    """The finished message `index` calls a tool; it follows the message's `MessageFinished`."""
+class CallReady(NamedTuple):
+    """The finished message `number` calls a tool; it follows the message's `MessageFinished`."""
 
-    index: int
+    number: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(NamedTuple):
     """The model ended its turn: `<|return|>`, `<|call|>` or `<|endoftext|>`."""
 
     end: EndToken

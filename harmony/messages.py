@@ -18,10 +18,6 @@ DEFAULT_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 DEFAULT_KNOWLEDGE_CUTOFF = "2024-06"
 
 
-NOT_TOOLS = frozenset({"all", "assistant", "user", "developer", "system"})
-"""Recipients that are no tool: a message to one of them is not a call."""
-
-
 class Role(str, Enum):  # noqa: UP042 - str(Role.USER) is known to be 'Role.USER'
     """Who speaks. Instructions of a role outrank those of the roles below it here."""
 
@@ -300,6 +296,8 @@ AnyContent = Annotated[SerializeAsAny[Content], BeforeValidator(_content)]
 
 RecipientPlace = Literal["role", "channel"]
 
+_NOT_TOOLS = frozenset({"all", "assistant", "user", "developer", "system"})
+
 
 class Message(BaseModel):
     """One message: an author, contents, and what its header says.
@@ -355,6 +353,12 @@ class Message(BaseModel):
         """Sets the content type, for a function call `<|constrain|>json`."""
         self.content_type = content_type
         return self
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the assistant calls a tool: told by the recipient, whatever the channel."""
+        is_to_tool = self.recipient is not None and self.recipient not in _NOT_TOOLS
+        return self.author.role is Role.ASSISTANT and is_to_tool
 
     def to_dict(self) -> dict[str, Any]:
         """The message as JSON data."""

@@ -24,7 +24,6 @@ from .api_fields import chosen_tools, function_name, function_tools, require, sc
 from .errors import HarmonyFormatError, shown
 from .messages import (
     EFFORT_WORDS,
-    NOT_TOOLS,
     Author,
     Conversation,
     DeveloperContent,
@@ -233,10 +232,9 @@ def responses_output_from(
 
 def called_function(message: Message) -> str | None:
     """The name of the function or tool that an assistant message calls; None if it calls none."""
-    recipient = message.recipient
-    if message.author.role is not Role.ASSISTANT or recipient is None or recipient in NOT_TOOLS:
+    if not message.is_call or message.recipient is None:
         return None
-    return recipient.removeprefix(FUNCTIONS)
+    return message.recipient.removeprefix(FUNCTIONS)
 
 
 def _conversation(

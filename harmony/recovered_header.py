@@ -48,7 +48,8 @@ class RecoveredHeader:
     """Text from after the channel."""
     problems: list[Problem] = field(default_factory=list)
 
-    def _take_recipient(self, value: str, kind: Kind) -> None:
+    def take_recipient(self, value: str, kind: Kind) -> None:
+        """Notes what followed `to=` in a piece; the first counts."""
         if not value:
             self.problems.append("empty_recipient")
         elif self.recipient is None:
@@ -57,7 +58,8 @@ class RecoveredHeader:
         elif self.recipient != value:
             self.problems.append("two_recipients")
 
-    def _take_channel(self, value: str) -> None:
+    def take_channel(self, value: str) -> None:
+        """Notes a channel; the first counts, but `analysis` before any other."""
         if self.channel is None:
             self.channel = value
         elif self.channel != value:
@@ -65,7 +67,8 @@ class RecoveredHeader:
             if value == "analysis":
                 self.channel = value
 
-    def _take_content_type(self, value: str) -> None:
+    def take_content_type(self, value: str) -> None:
+        """Notes a content type; the first counts."""
         if self.content_type is None:
             self.content_type = value
         elif self.content_type != value:
@@ -96,18 +99,18 @@ def _read_any_order(header: RecoveredHeader, pieces: list[Piece], role: Role | N
     after: list[str] = []
     for kind, text in pieces:
         for recipient in _RECIPIENT_WORD.findall(text):
-            header._take_recipient(recipient, kind)
+            header.take_recipient(recipient, kind)
         words = _RECIPIENT_WORD.sub("", text).split()
         if kind == "role" and words and (header.author is None or words[0] == role):
             word = words.pop(0)
             header.author = header.author or author_of(word)
         elif kind == "channel":
             if words:
-                header._take_channel(words.pop(0))
+                header.take_channel(words.pop(0))
             else:
                 header.problems.append("empty_channel")
         elif kind == "constrain":
-            header._take_content_type(CONSTRAIN + (words.pop(0) if words else ""))
+            header.take_content_type(CONSTRAIN + (words.pop(0) if words else ""))
         (before if header.channel is None else after).extend(words)
     if len(before) + len(after) == 1 and header.content_type is None:
         header.content_type = (before or after)[0]
@@ -117,6 +120,8 @@ def _read_any_order(header: RecoveredHeader, pieces: list[Piece], role: Role | N
 
 
 def _read_front(header: RecoveredHeader, pieces: list[Piece], role: Role | None) -> None:
+    before: list[str] = []
+    after: list[str] = []
     for kind, text in pieces:
         position = 0
         found = _LEADING[kind].match(text)
@@ -128,21 +133,18 @@ def _read_front(header: RecoveredHeader, pieces: list[Piece], role: Role | None)
                 position = found.end()
         elif kind == "channel":
             if found and not found.group(1).startswith("to="):
-                header._take_channel(found.group(1))
+                header.take_channel(found.group(1))
                 position = found.end()
             else:
                 header.problems.append("empty_channel")
         elif found and not found.group(1).startswith("to="):
-            header._take_content_type(CONSTRAIN + found.group(1))
+            header.take_content_type(CONSTRAIN + found.group(1))
             position = found.end()
         while recipient := _LEADING["recipient"].match(text, position):
-            header._take_recipient(recipient.group(1), kind)
+            header.take_recipient(recipient.group(1), kind)
             position = recipient.end()
         rest = text[position:]
         if rest.strip():
-            if header.channel is None:
-                header.text_before_channel += rest
-            else:
-                header.text += rest
-    header.text_before_channel = header.text_before_channel.lstrip()
-    header.text = header.text.lstrip()
+            (before if header.channel is None else after).append(rest)
+    header.text_before_channel = "".join(before).lstrip()
+    header.text = "".join(after).lstrip()

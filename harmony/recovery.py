@@ -24,7 +24,7 @@ from .events import (
     Problem,
     Stopped,
 )
-from .messages import NOT_TOOLS, Author, Message, Role, TextContent
+from .messages import Author, Message, Role, TextContent
 from .recovered_header import CHANNELS, Kind, Piece, RecoveredHeader, read_header
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class _Header:
 class _Content:
     """A message whose content is being read."""
 
-    def __init__(self, index: int, author: Author, channel: str | None, header: RecoveredHeader) -> None:
-        self.index = index
+    def __init__(self, number: int, author: Author, channel: str | None, header: RecoveredHeader) -> None:
+        self.number = number
         self.author = author
         self.channel = channel
         self.recipient = header.recipient
@@ -211,8 +211,8 @@ class RecoveringParser:
             self._report("missing_end", self._position, self._raw([token]))
             self._close(content, None)
             self._open_header(inside_analysis=content.channel == "analysis")
-        elif token == self._encoding.channel:
-            self._header = _Header(self._position, content.author.role, tokens=[token])
+        elif token == self._encoding.channel and content.author.role is Role.ASSISTANT:
+            self._header = _Header(self._position, Role.ASSISTANT, tokens=[token])
         else:
             self._report_stray(token, "special_token_in_content")
             self._add_bytes(content, self._encoding.token_bytes(token) or REPLACEMENT.encode())
@@ -293,7 +293,7 @@ class RecoveringParser:
     def _report_problems(self, header: _Header, read: RecoveredHeader, raw: str) -> None:
         if read.author is None:
             self._report("missing_role", header.first, raw)
-        for problem in read.problems:
+        for problem in dict.fromkeys(read.problems):
             self._report(problem, header.first, raw)
         if read.text or read.text_before_channel:
             self._report("text_in_header", header.first, raw)
@@ -326,7 +326,7 @@ class RecoveringParser:
         self._end = None
         self._events.append(
             MessageStarted(
-                content.index, content.author, content.channel, content.recipient, content.content_type
+                content.number, content.author, content.channel, content.recipient, content.content_type
             )
         )
         self._add_text(content, read.text)
@@ -344,19 +344,18 @@ class RecoveringParser:
         if text:
             content.texts.append(text)
             self._events.append(
-                ContentDelta(content.index, text, content.channel, content.recipient, content.content_type)
+                ContentDelta(content.number, text, content.channel, content.recipient, content.content_type)
             )
 
     def _close(self, content: _Content, end: EndToken | None) -> None:
         self._add_text(content, content.decoder.decode(b"", final=True))
         message = content.message()
         self._messages.append(message)
-        self._events.append(MessageFinished(content.index, message, end))
+        self._events.append(MessageFinished(content.number, message, end))
         self._content = None
         self._end = end
-        is_call = message.author.role is Role.ASSISTANT and (message.recipient or "all") not in NOT_TOOLS
-        if is_call and end is not None:
-            self._events.append(CallReady(content.index, message))
+        if message.is_call and end is not None:
+            self._events.append(CallReady(content.number, message))
         if end is not None and end != "<|end|>":
             self._events.append(Stopped(end))
 
