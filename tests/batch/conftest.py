@@ -6,38 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedEngine, byte_encoding, byte_vocabulary
+from scripted import ScriptedEngine, byte_encoding
 
-from checkpoints import ModelConfig
-from checkpoints.random import write_random
 from harmony import HarmonyEncoding
-
-SMALL = ModelConfig(
-    num_layers=2,
-    vocabulary_size=288,
-    hidden_size=64,
-    intermediate_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=16,
-    num_experts=4,
-    experts_per_token=2,
-    sliding_window=16,
-)
 
 
 @pytest.fixture(scope="session")
 def encoding(tmp_path_factory: pytest.TempPathFactory) -> HarmonyEncoding:
     return byte_encoding(tmp_path_factory.mktemp("vocabulary"))
-
-
-@pytest.fixture(scope="session")
-def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model of bytes: it says nothing sensible, but always the same."""
-    folder = tmp_path_factory.mktemp("random")
-    write_random(folder, SMALL, seed=3)
-    byte_vocabulary(folder)
-    return folder
 
 
 @pytest.fixture

@@ -56,12 +56,8 @@ def script(said: str) -> str:
     return thought + f"<|channel|>final<|message|>You said: {said}<|return|>"
 
 
-def byte_vocabulary(folder: Path) -> Path:
-    """Writes the smallest vocabulary there is: every byte a token, then the nine special ones."""
+def byte_encoding(folder: Path) -> HarmonyEncoding:
+    """The smallest vocabulary there is: every byte a token, then the nine special ones."""
     path = folder / "vocabulary.tiktoken"
     path.write_text("".join(f"{base64.b64encode(bytes([i])).decode()} {i}\n" for i in range(256)))
-    return path
-
-
-def byte_encoding(folder: Path) -> HarmonyEncoding:
-    return load_encoding(byte_vocabulary(folder))
+    return load_encoding(path)

@@ -1,0 +1,211 @@
+"""The examples on the trained tiny model: right answers, whatever stands beside a row, killed or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from checkpoints import open_checkpoint
+from gptoss_jax.batch import run_batch
+from gptoss_jax.engine import Engine, SamplingParams
+from gptoss_jax.model import load
+from gptoss_jax.vocabulary import load_encoding_for
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "requests.jsonl"
+SLOTS, MAX_LENGTH, MAX_TOKENS, DATE = 16, 512, 200, "2025-06-28"
+
+Row = dict[str, Any]
+Answers = dict[str, Any]
+
+EXPECTED: Answers = {
+    "sum-plain": "214 + 387 = 601.",
+    "sum-low": "56 + 78 = 134.",
+    "sum-chat": "905 - 467 = 438.",
+    "sum-chat-high": "99 + 1 = 100.",
+    "sum-responses": "731 - 288 = 443.",
+    "sum-responses-high": "640 + 359 = 999.",
+    "sum-story": "12 + 30 = 42.",
+    "sum-negative": "12 - 45 = -33.",
+    "sum-instructed": "275 + 75 = 350.",
+    "sum-after-sum": "11 + 20 = 31.",
+    "sum-with-tool": "33 + 44 = 77.",
+    "call-weather": ("get_weather", {"city": "Lisbon"}),
+    "call-time": ("check_time", {"city": "New York"}),
+    "call-money": ("convert_money", {"amount": 250, "from": "USD", "to": "EUR"}),
+    "call-translation": ("translate_text", {"text": "good morning", "language": "Italian"}),
+    "call-location": ("find_location", {}),
+    "call-light": ("switch_light", {"room": "kitchen", "state": "off"}),
+    "call-product": ("multiply_numbers", {"a": 12, "b": 34}),
+    "result-weather": "It is 21 degrees in Lisbon, sky: sunny.",
+    "result-distance": "From Rome to Vienna it is 764 km.",
+    "result-order": "The state of order 52 is: ready.",
+    "result-user": "The name of user 8 is Nina.",
+    "talk-hello": "Hello! How can I help you?",
+    "talk-thanks": "You are welcome!",
+}
+"""What a reader of the request would call right: the answer, or the function called and its arguments."""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which compiled programs are kept, so that every process here compiles only once."""
+    folder = tmp_path_factory.mktemp("compiled")
+    settings = {"jax_compilation_cache_dir": str(folder), "jax_persistent_cache_min_compile_time_secs": 0}
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield folder
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def run(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Row]]:
+    """Runs lines on one engine and gives the rows by id, without what depends on the time or the place."""
+    checkpoint = open_checkpoint("tiny")
+    encoding = load_encoding_for(checkpoint)
+    stops = [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
+    engine = Engine(load(checkpoint), stops, slots=SLOTS, max_length=MAX_LENGTH)
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(lines: list[str], temperature: float = 0.0) -> dict[str, Row]:
+        (folder / "in.jsonl").write_text("".join(lines), encoding="utf-8")
+        run_batch(
+            folder / "in.jsonl",
+            folder / "out.jsonl",
+            engine=engine,
+            encoding=encoding,
+            sampling=SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS),
+            date=DATE,
+            overwrite=True,
+        )
+        return by_id(folder / "out.jsonl")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[str]:
+    return EXAMPLES.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+@pytest.fixture(scope="module")
+def answered(run, examples) -> dict[str, Row]:
+    """The greedy answers to all examples, run together in file order."""
+    return run(examples)
+
+
+def by_id(path: Path) -> dict[str, Row]:
+    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+    found = {row.get("custom_id") or row["id"]: what_was_said(row) for row in rows}
+    assert len(found) == len(rows), "a row was answered twice"
+    return found
+
+
+def what_was_said(row: Row) -> Row:
+    """A row's text, reasoning, calls and token counts, whatever its form."""
+    assert row["error"] is None, row
+    if "response" not in row:
+        return {name: row[name] for name in ("text", "reasoning", "usage")} | {
+            "calls": calls(row["tool_calls"])
+        }
+    body = row["response"]["body"]
+    if body["object"] == "chat.completion":
+        message = body["choices"][0]["message"]
+        text, reasoning = message["content"] or "", message.get("reasoning", "")
+        return {
+            "text": text,
+            "reasoning": reasoning,
+            "usage": body["usage"],
+            "calls": calls(message.get("tool_calls", [])),
+        }
+    parts = {"message": "", "reasoning": ""}
+    for item in body["output"]:
+        if item["type"] in parts:
+            parts[item["type"]] += "".join(part["text"] for part in item["content"])
+    made = [{"function": item} for item in body["output"] if item["type"] == "function_call"]
+    return {
+        "text": parts["message"],
+        "reasoning": parts["reasoning"],
+        "usage": body["usage"],
+        "calls": calls(made),
+    }
+
+
+def calls(made: list[Row]) -> list[tuple[str, Any]]:
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in made]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_tiny_model_answers_the_example(answered, name):
+    said, right = answered[name], EXPECTED[name]
+    if isinstance(right, str):
+        assert (said["text"], said["calls"]) == (right, [])
+    else:
+        assert said["calls"] == [right]
+
+
+def test_a_higher_effort_reasons_longer(answered):
+    low, high = answered["sum-low"]["reasoning"], answered["sum-high"]["reasoning"]
+    assert len(high) > 2 * len(low) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_says_the_same_alone_among_others_and_in_any_order(run, examples, answered, temperature):
+    together = answered if temperature == 0 else run(examples[::3], temperature)
+    lines = examples if temperature == 0 else examples[::3]
+    assert run(lines[::-1], temperature) == together
+    for line in (lines[0], lines[-1]):
+        ((name, said),) = run([line], temperature).items()
+        assert said == together[name]
+
+
+def test_the_command_killed_thrice_answers_as_if_it_had_not_been(answered, compiled, tmp_path):
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "gptoss_jax.cli", "batch", str(EXAMPLES), "--output", str(out)]
+    command += ["--temperature", "0", "--max-tokens", str(MAX_TOKENS), "--max-length", str(MAX_LENGTH)]
+    command += ["--slots", str(SLOTS), "--date", DATE, "--dtype", "float32"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    rng = random.Random(4)
+    for kill in range(4):
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        if kill < 3:
+            kill_after(process, out, rng.randint(1, 10))
+            assert process.returncode == -signal.SIGKILL
+            assert rows_in(out) < len(answered)
+    printed, complaints = process.communicate()
+    assert process.returncode == 0, complaints
+    assert f"{len(answered)} answered" not in printed, "the killed runs had answered nothing"
+    assert by_id(out) == answered
+
+
+def kill_after(process: subprocess.Popen[str], out: Path, rows: int) -> None:
+    """Kills the process when it has written so many more rows."""
+    target = rows_in(out) + rows
+    while process.poll() is None and rows_in(out) < target:
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+
+
+def rows_in(out: Path) -> int:
+    return out.read_bytes().count(b"\n") if out.exists() else 0
