@@ -12,7 +12,8 @@ from gptoss_jax.cache import EMPTY, Cache, new_cache
 from gptoss_jax.model import Transformer
 
 
-@functools.partial(jax.jit, static_argnums=0)
+# Compiled quickly, not well: a step here takes seconds to compile and milliseconds to run.
+@functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 def _step(
     graph: nnx.GraphDef, state: nnx.State, tokens: jax.Array, positions: jax.Array, cache: Cache | None
 ) -> tuple[jax.Array, Cache | None]:
