@@ -81,7 +81,7 @@ class HarmonyEncoding:
         self.call = special_tokens["<|call|>"]
         self.end_of_text = special_tokens["<|endoftext|>"]
         # Headers repeat a few words for ever.
-        self._header_tokens = functools.lru_cache(maxsize=4096)(self._encode_header)
+        self._header_tokens = functools.lru_cache(maxsize=4096)(self.encode_ordinary)
 
     def __repr__(self) -> str:
         return f"HarmonyEncoding({self.name!r}, {self.size} tokens)"
@@ -222,21 +222,6 @@ class HarmonyEncoding:
                 tokens[-1] = self.return_
         return tokens
 
-    # Parsing
-
-    def parse_messages_from_completion_tokens(
-        self, tokens: Iterable[int], role: Role | None = None, *, strict: bool = True
-    ) -> list[Message]:
-        """The messages of a completion; raises HarmonyError where the format is broken.
-
-        With a `role`, the tokens start after `<|start|>role`. With `strict=False` a header that ends in a
-        stop token becomes a message. `parse_completion` never raises.
-        """
-        parser = StreamableParser(self, role, strict=strict)
-        for token in tokens:
-            parser.process(token)
-        return parser.process_eos().messages
-
     def _render(self, message: Message, options: RenderOptions) -> list[int]:
         role, name = message.author.role, message.author.name
         tokens = [self.start]
@@ -275,8 +260,20 @@ class HarmonyEncoding:
         rest = content_type.removeprefix(CONSTRAIN)
         return tokens + self._header_tokens(_checked("content_type", rest)) if rest else tokens
 
-    def _encode_header(self, text: str) -> list[int]:
-        return self.encode_ordinary(text)
+    # Parsing
+
+    def parse_messages_from_completion_tokens(
+        self, tokens: Iterable[int], role: Role | None = None, *, strict: bool = True
+    ) -> list[Message]:
+        """The messages of a completion; raises HarmonyError where the format is broken.
+
+        With a `role`, the tokens start after `<|start|>role`. With `strict=False` a header that ends in a
+        stop token becomes a message. `parse_completion` never raises.
+        """
+        parser = StreamableParser(self, role, strict=strict)
+        for token in tokens:
+            parser.process(token)
+        return parser.process_eos().messages
 
 
 def _content_text(part: Content, role: Role, options: RenderOptions) -> str:
