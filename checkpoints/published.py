@@ -79,38 +79,34 @@ class Source:
     tensor: str
     tensor_shape: tuple[int, ...]
     parameter: ParameterSpec
-    rows: slice = slice(None)  # of the tensor's first axis
+    first_row: int = 0  # of the tensor, whose next rows are the parameter
     interleaved: bool = False  # rows of gate and up take turns
 
     @property
     def start_byte(self) -> int:
         """Where in its tensor a parameter that is not interleaved begins."""
-        return (self.rows.start or 0) * math.prod(self.tensor_shape[1:]) * self.parameter.dtype.itemsize
+        return self.first_row * math.prod(self.tensor_shape[1:]) * self.parameter.dtype.itemsize
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
         """The parameter, in its canonical shape, as a view of its tensor: to read from or to write into."""
-        part = tensor[self.rows]
         if not self.interleaved:
-            return part.reshape(self.parameter.shape)
+            rows = tensor[self.first_row : self.first_row + self.parameter.shape[0]]
+            return rows.reshape(self.parameter.shape)
         experts, two, intermediate, *rest = self.parameter.shape
-        return part.reshape(experts, intermediate, two, *rest).swapaxes(1, 2)
+        return tensor.reshape(experts, intermediate, two, *rest).swapaxes(1, 2)
 
 
 def sources(config: ModelConfig, layout: Layout) -> dict[str, Source]:
     """Canonical parameter name → where `layout` keeps it."""
     query_rows = config.num_heads * config.head_size
     key_rows = config.num_kv_heads * config.head_size
-    qkv_rows = {
-        "query": slice(0, query_rows),
-        "key": slice(query_rows, query_rows + key_rows),
-        "value": slice(query_rows + key_rows, query_rows + 2 * key_rows),
-    }
+    first_rows = {"query": 0, "key": query_rows, "value": query_rows + key_rows}
     found = {}
     for name, spec in parameter_specs(config).items():
-        shape, rows, interleaved = spec.shape, slice(None), False
+        shape, first_row, interleaved = spec.shape, 0, False
         part = name.split(".")[3] if ".attention." in name else ""
-        if layout == "original" and part in qkv_rows:
-            rows = qkv_rows[part]
+        if layout == "original" and part in first_rows:
+            first_row = first_rows[part]
             shape = (query_rows + 2 * key_rows, *shape[1:])
         if ".gate_up." in name:
             interleaved = True
@@ -118,7 +114,7 @@ def sources(config: ModelConfig, layout: Layout) -> dict[str, Source]:
             shape = (experts, two * intermediate, *rest)
         if name.endswith(".blocks"):
             shape = (*shape[:-1], shape[-1] // _BYTES_PER_BLOCK, _BYTES_PER_BLOCK)
-        found[name] = Source(_tensor_name(name, layout), shape, spec, rows, interleaved)
+        found[name] = Source(_tensor_name(name, layout), shape, spec, first_row, interleaved)
     return found
 
 

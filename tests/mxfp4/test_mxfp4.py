@@ -75,7 +75,7 @@ def test_arrays_that_are_not_mxfp4_are_refused(blocks, scales, dtype, message):
         mxfp4.decode(blocks, scales, dtype)
 
 
-packed = st.integers(1, 4).flatmap(
+packed = st.sampled_from([1, 3]).flatmap(
     lambda groups: st.tuples(
         hnp.arrays(np.uint8, (3, groups * 16)),
         hnp.arrays(np.uint8, (3, groups), elements=st.integers(0, 252)),
