@@ -30,6 +30,7 @@ from .messages import (
 )
 from .sections import SchemaForm, defines_functions, developer_text, system_text
 from .streaming import StreamableParser
+from .tokenizer_json import read_tokenizer_json
 
 
 class HarmonyEncodingName(StrEnum):
@@ -62,13 +63,19 @@ class RenderOptions(BaseModel):
 class HarmonyEncoding:
     """Renders messages to tokens and parses tokens to messages. Immutable; safe to share."""
 
-    def __init__(self, name: str, tokens: Sequence[bytes], special_tokens: Mapping[str, int]) -> None:
-        """`tokens` are the ordinary tokens by id; `special_tokens` take ids after them."""
+    def __init__(
+        self,
+        name: str,
+        tokens: Sequence[bytes],
+        special_tokens: Mapping[str, int],
+        pattern: str = vocabulary.PATTERN,
+    ) -> None:
+        """`tokens` are text, by id; `special_tokens` take ids after them; `pattern` splits text."""
         from .text_encoder import TextEncoder  # loads tiktoken, which importing harmony should not
 
         self.name = name
         self._special_tokens = dict(special_tokens)
-        self._text = TextEncoder(name, tokens)
+        self._text = TextEncoder(name, tokens, pattern)
         self.ordinary_tokens = list(tokens)
         """The bytes of the tokens that are text, by id."""
         self._special_bytes = {token: text.encode() for text, token in special_tokens.items()}
@@ -351,17 +358,19 @@ def _gpt_oss() -> HarmonyEncoding:
 
 
 def load_encoding(path: str | os.PathLike[str]) -> HarmonyEncoding:
-    """The encoding of a `.tiktoken` vocabulary, named after the file.
+    """The encoding of a `.tiktoken` vocabulary or a Hugging Face `tokenizer.json`, named after the file.
 
-    The nine special tokens follow the n ordinary ones, at ids n … n+8 in the order of
-    `vocabulary.SPECIAL_TOKENS`. The published `o200k_base.tiktoken` gives gpt-oss's own ids instead.
-    Raises HarmonyFormatError for a file that cannot be read.
+    In a `.tiktoken` vocabulary the nine special tokens follow the n ordinary ones, at ids n … n+8 in the
+    order of `vocabulary.SPECIAL_TOKENS`; the published `o200k_base.tiktoken` gives gpt-oss's own ids
+    instead. A `tokenizer.json` has ids of its own. Raises HarmonyFormatError for a file that cannot be read.
     """
     path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise HarmonyFormatError(f"{path} cannot be read: {error.strerror}") from error
+    if path.suffix == ".json":
+        return HarmonyEncoding(path.stem, *read_tokenizer_json(data, str(path)))
     tokens = vocabulary.read_tiktoken(data, str(path))
     if len(tokens) == vocabulary.O200K_BASE_SIZE:
         return HarmonyEncoding(path.stem, tokens, vocabulary.o200k_special_tokens())

@@ -22,11 +22,13 @@ _SPACES = "".join(sorted(WHITE_SPACE.difference(_LINE_BREAKS)))
 class TextEncoder:
     """Byte-pair encoding of ordinary text."""
 
-    def __init__(self, name: str, tokens: Sequence[bytes], long_run: int = LONG_RUN) -> None:
+    def __init__(
+        self, name: str, tokens: Sequence[bytes], pattern: str = PATTERN, long_run: int = LONG_RUN
+    ) -> None:
         """`tokens` by id, which is their merge priority; runs of spaces from `long_run` on are cut out."""
         self._core = tiktoken.Encoding(
             name,
-            pat_str=PATTERN,
+            pat_str=pattern,
             mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
             special_tokens={},
         )

@@ -132,6 +132,66 @@ def test_a_broken_vocabulary_is_one_line_of_error(content: bytes, message: str, 
         harmony.load_encoding(tmp_path / "absent.tiktoken")
 
 
+def tokenizer_json(tokens: list[bytes], special: dict[str, int], merges: list[str] | None = None) -> str:
+    """The file that Hugging Face's `tokenizers` would write; the byte map is GPT-2's."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    characters = dict(zip(visible, map(chr, visible), strict=True))
+    for value in range(256):
+        characters.setdefault(value, chr(256 + len(characters) - len(visible)))
+    vocab = {"".join(characters[byte] for byte in token): rank for rank, token in enumerate(tokens)}
+    split = {"type": "Split", "pattern": {"Regex": vocabulary.PATTERN}, "behavior": "Isolated"}
+    return json.dumps(
+        {
+            "added_tokens": [
+                {"id": token, "content": text, "special": True} for text, token in special.items()
+            ],
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]},
+            "model": {"type": "BPE", "vocab": vocab, "merges": merges or []},
+        }
+    )
+
+
+def test_a_tokenizer_json_gives_the_same_encoding(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer_json(encoding.ordinary_tokens, vocabulary.o200k_special_tokens()))
+    loaded = harmony.load_encoding(path)
+    call = Message.from_role_and_content(Role.ASSISTANT, "Müller 你好 😊\n\n  x").with_channel("final")
+    assert loaded.render(call) == encoding.render(call)
+    assert loaded.ordinary_tokens == encoding.ordinary_tokens
+    assert loaded.special_tokens_set == encoding.special_tokens_set
+    assert loaded.stop_tokens() == encoding.stop_tokens()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "has no model.vocab"),
+        (tokenizer_json([b"a"], {"<|start|>": 1}), "lacks the special tokens <|startoftext|>"),
+        (tokenizer_json([b"a"], {}).replace('"a": 0', '"a": 3'), "lacks the special tokens"),
+        (
+            tokenizer_json([b"a", b"b", b"ab", b"aa"], vocabulary.o200k_special_tokens(), ["a a", "a b"]),
+            "merges 'a' and 'b' out of the order of its ids",
+        ),
+        (
+            tokenizer_json([b"a"], vocabulary.o200k_special_tokens()).replace('"a": 0', '"a": 3'),
+            "must number its 1 ordinary tokens from 0 on",
+        ),
+        (
+            tokenizer_json([b"a"], vocabulary.o200k_special_tokens()).replace('"a": 0', '"a b": 0'),
+            "has the token 'a b': it must be in byte-level form",
+        ),
+    ],
+)
+def test_another_tokenizer_json_is_one_line_of_error(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text)
+    with pytest.raises(HarmonyFormatError) as caught:
+        harmony.load_encoding(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_importing_harmony_loads_neither_jax_nor_flax_nor_tiktoken() -> None:
     script = "import sys, harmony; print(sorted({'jax', 'flax', 'tiktoken', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

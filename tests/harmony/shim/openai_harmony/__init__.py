@@ -1,0 +1,1 @@
+from harmony import *  # noqa: F403
