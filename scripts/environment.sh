@@ -43,7 +43,7 @@ make_environment() {
     fi
     rm -f "$folder"/.installed-*
     PIP_DISABLE_PIP_VERSION_CHECK=1 "$folder/bin/python" -m pip install --quiet \
-        --constraint "$lock" --editable "$project[$extras]"
+        --constraint "$lock" --editable "$project${extras:+[$extras]}"
     echo "$stamp" | tee "$folder/.installed-" >"$folder/.installed-$extras"
 }
 
