@@ -113,7 +113,8 @@ def test_far_positions_agree_given_the_oracles_rounding_of_the_frequencies(
     model = load(FAR.write(tmp_path / "far"), jnp.float32)
     _, factor = yarn_frequencies(FAR.config)
     monkeypatch.setattr(rope, "yarn_frequencies", lambda config: (golden["frequencies"], factor))
-    logits = full_pass(model, FAR.tokens(), FAR.positions())  # compiled here, for no other test has FAR's sizes
+    # Compiled with these frequencies: no other test runs a model of FAR's sizes.
+    logits = full_pass(model, FAR.tokens(), FAR.positions())
     assert relative_difference(logits, golden["logits"]) <= TOLERANCE
     np.testing.assert_array_equal(logits.argmax(-1), golden["logits"].argmax(-1))
 
