@@ -18,10 +18,12 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[…, in] → […, out], in x's dtype."""
+        return self.unrounded(x).astype(x.dtype)
+
+    def unrounded(self, x: jax.Array) -> jax.Array:
+        """[…, in] → float32 […, out]: the sums as they were accumulated."""
         y = jnp.einsum("...i,oi->...o", x, self.weight[...], preferred_element_type=jnp.float32)
-        if self.bias is not None:
-            y = y + self.bias[...].astype(jnp.float32)
-        return y.astype(x.dtype)
+        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
 
 
 class RMSNorm(nnx.Module):

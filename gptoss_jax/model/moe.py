@@ -65,5 +65,6 @@ class MixtureOfExperts(nnx.Module):
     def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:
         """x [B, T, D] → [B, T, D], to be added to x; no expert runs for tokens not `valid`, bool [B, T]."""
         rows = self.norm(x).reshape(-1, x.shape[-1])
-        routed = route(self.router(rows), self.experts_per_token, valid.reshape(-1))
+        # Unrounded: in bfloat16 two experts may tie, and the wrong one changes everything after it.
+        routed = route(self.router.unrounded(rows), self.experts_per_token, valid.reshape(-1))
         return self.experts(rows, routed).reshape(x.shape)

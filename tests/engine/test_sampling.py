@@ -1,4 +1,4 @@
-"""Sampling against numpy: which tokens may be drawn, how often, and that randomness belongs to the request."""
+"""Sampling against numpy: which tokens may be drawn, how often, and whose the randomness is."""
 
 from collections import Counter
 

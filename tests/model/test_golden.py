@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from golden.cases import CASES, DEQUANTISATION, FAR, Case
-from golden.distances import BFLOAT16_FACTOR, TOLERANCE, relative_difference, typical_distance
+from golden.distances import BFLOAT16_FACTOR, TOLERANCE, relative_difference, rms_distance
 from golden.running import cached_pass, full_pass
 
 from checkpoints import open_checkpoint
@@ -81,8 +81,8 @@ def test_cached_decoding_equals_the_full_pass(compared: Compared, chunk: int | s
 def test_bfloat16_is_about_as_close_to_float32_as_the_oracles_own(compared: Compared) -> None:
     model = load(compared.folder, jnp.bfloat16)
     logits = full_pass(model, compared.case.tokens(), compared.case.positions())
-    allowed = BFLOAT16_FACTOR * typical_distance(compared.oracle_bfloat16, compared.oracle)
-    assert typical_distance(logits, compared.oracle) <= allowed
+    allowed = BFLOAT16_FACTOR * rms_distance(compared.oracle_bfloat16, compared.oracle)
+    assert rms_distance(logits, compared.oracle) <= allowed
 
 
 def test_both_layouts_of_the_same_weights_are_one_model(compared: Compared, tmp_path: Path) -> None:
