@@ -7,7 +7,6 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from gptoss_jax.commands.options import (
     add_model_options,
@@ -83,17 +82,18 @@ def run(options: argparse.Namespace) -> int:
 def checkpoint_fingerprint(folder: Path) -> str:
     """A hash that tells checkpoints apart without reading them whole.
 
-    It covers every file's name below the folder, its size and its first and last MiB; a file of up to
-    2 MiB is covered entirely. Moving a checkpoint does not change it.
+    It covers the configuration, the vocabulary, what a conversion noted of its source, and of each safetensors
+    file the name, the size and the first and last MiB. Neither moving a checkpoint nor what else lies in its
+    folder changes it.
     """
     ends = 1 << 20
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
+    named = [folder / name for name in ("config.json", "checkpoint.json", "vocabulary.tiktoken")]
+    for path in [*named, *sorted(folder.glob("*.safetensors"))]:
         if not path.is_file():
             continue
         size = path.stat().st_size
-        entry: dict[str, Any] = {"name": path.relative_to(folder).as_posix(), "size": size}
-        digest.update(json.dumps(entry).encode())
+        digest.update(json.dumps([path.name, size]).encode())
         with open(path, "rb") as file:
             digest.update(file.read(ends))
             if size > ends:

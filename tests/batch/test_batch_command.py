@@ -63,19 +63,29 @@ def test_batch_refuses_to_continue_with_another_seed_or_checkpoint_in_one_line(
 
 
 def test_a_checkpoint_is_told_by_its_content_not_its_place(tmp_path):
-    def folder(name: str, **files: bytes):
-        (tmp_path / name / "sub").mkdir(parents=True)
+    def folder(name: str, files: dict[str, bytes]) -> str:
+        (tmp_path / name).mkdir()
         for file, data in files.items():
-            (tmp_path / name / "sub" / file).write_bytes(data)
+            (tmp_path / name / file).write_bytes(data)
         return batch.checkpoint_fingerprint(tmp_path / name)
 
     large = b"a" * (5 << 20)
-    first = folder("first", config=b"{}", weights=large)
-    assert folder("moved", config=b"{}", weights=large) == first
-    assert folder("other_name", config=b"{}", weight=large) != first
-    assert folder("longer", config=b"{}", weights=large + b"a") != first
-    assert folder("other_end", config=b"{}", weights=large[:-1] + b"b") != first
-    assert folder("other_start", config=b"{}", weights=b"b" + large[1:]) != first
+    files = {"config.json": b"{}", "model.safetensors": large, "vocabulary.tiktoken": b"YQ== 0"}
+    first = folder("first", files)
+    assert folder("moved", files) == first
+    assert folder("with_output", {**files, "out.jsonl": b"{}", "out.jsonl.run.json": b"{}"}) == first
+    others = [
+        {**files, "config.json": b"{ }"},
+        {**files, "vocabulary.tiktoken": b"Yg== 0"},
+        {"config.json": b"{}", "other.safetensors": large, "vocabulary.tiktoken": b"YQ== 0"},
+        {**files, "model.safetensors": large + b"a"},
+        {**files, "model.safetensors": large[:-1] + b"b"},
+        {**files, "model.safetensors": b"b" + large[1:]},
+        {"checkpoint.json": b"{}"},
+        {"checkpoint.json": b"{ }"},
+    ]
+    fingerprints = {folder(f"other{number}", other) for number, other in enumerate(others)}
+    assert len(fingerprints | {first}) == len(others) + 1
 
 
 def test_generate_prints_only_the_answer_when_nobody_watches(engine, capsys):
