@@ -82,9 +82,9 @@ def run(options: argparse.Namespace) -> int:
 def checkpoint_fingerprint(folder: Path) -> str:
     """A hash that tells checkpoints apart without reading them whole.
 
-    It covers the configuration, the vocabulary, what a conversion noted of its source, and of each safetensors
-    file the name, the size and the first and last MiB. Neither moving a checkpoint nor what else lies in its
-    folder changes it.
+    It covers the configuration, the vocabulary, what a conversion noted of its source, and each safetensors
+    file's name, size and first and last MiB. Neither moving a checkpoint nor what else lies in its folder
+    changes it.
     """
     ends = 1 << 20
     digest = hashlib.sha256()
