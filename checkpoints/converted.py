@@ -81,7 +81,7 @@ class ConvertedArray:
     folder: Path
     spec: ParameterSpec
 
-    def read(self, index: tuple[slice, ...], out: np.ndarray) -> None:
+    def read(self, index: tuple[slice, ...], out: np.ndarray, once: bool = False) -> None:
         """See `checkpoints.placing.Reader`; opens only the chunks that the index touches."""
         chunk = chunk_shape(self.spec)
         touched = [
@@ -94,7 +94,7 @@ class ConvertedArray:
                 source.append(slice(start - number * size, stop - number * size))
                 target.append(slice(start - part.start, stop - part.start))
             chunk_spec = ParameterSpec(chunk, self.spec.dtype)
-            read_part(self._chunk_file(position), 0, chunk_spec, tuple(source), out[tuple(target)])
+            read_part(self._chunk_file(position), 0, chunk_spec, tuple(source), out[tuple(target)], once)
 
     def problem(self) -> str | None:
         """What keeps this array from being read, found without reading data."""

@@ -65,7 +65,7 @@ class SafetensorsCheckpoint(Checkpoint):
         """One parameter, canonical shape and dtype, in host memory."""
         spec = self._sources[name].parameter
         out = np.empty(spec.shape, spec.dtype)
-        self._reader(name)(tuple(slice(0, size) for size in spec.shape), out)
+        self._reader(name)(tuple(slice(0, size) for size in spec.shape), out, False)
         return out
 
     def files(self) -> dict[str, list[int]]:
@@ -77,10 +77,10 @@ class SafetensorsCheckpoint(Checkpoint):
         source = self._sources[name]
         tensor = self._tensors[source.tensor]
 
-        def read_rows(index: tuple[slice, ...], out: np.ndarray) -> None:
-            read_part(tensor.file, tensor.offset + source.start_byte, source.parameter, index, out)
+        def read_rows(index: tuple[slice, ...], out: np.ndarray, once: bool) -> None:
+            read_part(tensor.file, tensor.offset + source.start_byte, source.parameter, index, out, once)
 
-        def read_view(index: tuple[slice, ...], out: np.ndarray) -> None:
+        def read_view(index: tuple[slice, ...], out: np.ndarray, once: bool) -> None:
             # The mapping, and what it counts as memory, ends with this call.
             out[...] = source.view(tensor.map())[index]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,12 +15,16 @@ import numpy as np
 from checkpoints.config import CheckpointError
 from checkpoints.parameters import UINT8, ParameterSpec
 
-Reader = Callable[[tuple[slice, ...], np.ndarray], None]
-"""Reads the part of a stored array that an index names into an array of that part's shape."""
+Reader = Callable[[tuple[slice, ...], np.ndarray, bool], None]
+"""Reads the part of a stored array that an index names into an array of that part's shape.
+
+The flag asks not to leave what was read in the system's file cache.
+"""
 
 Shardings = Callable[[str], jax.sharding.Sharding]
 """Parameter name → where its shards go."""
 
+_PIECE = 16 << 20  # bytes read at a time
 _THREADS = 4  # parameters read at the same time: enough to keep a disk busy while memory is being filled
 _ALIGNMENT = 64  # of what a CPU device takes over without copying it
 
@@ -27,23 +32,34 @@ _ALIGNMENT = 64  # of what a CPU device takes over without copying it
 def place_all(
     parameters: Mapping[str, tuple[ParameterSpec, Reader]], shardings: Shardings | None, dtype: Any
 ) -> dict[str, jax.Array]:
-    """Stored parameters on their devices, a few at a time; see `place`. No shardings: the first device."""
+    """Stored parameters on their devices, a few at a time; see `place`. No shardings: the first device.
+
+    Where memory cannot hold the weights and a copy of their files, the files are not left in the system's
+    cache: they would only push each other, or something useful, out.
+    """
+    once = 2 * sum(spec.num_bytes for spec, _ in parameters.values()) > _physical_memory()
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def load(name: str) -> jax.Array:
         spec, read = parameters[name]
-        return place(spec, read, shardings(name) if shardings else first, dtype)
+        sharding = shardings(name) if shardings else first
+        return place(spec, lambda index, out: read(index, out, once), sharding, dtype)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(parameters, pool.map(load, parameters), strict=True))
 
 
-def place(spec: ParameterSpec, read: Reader, sharding: jax.sharding.Sharding, dtype: Any) -> jax.Array:
+def place(
+    spec: ParameterSpec,
+    read: Callable[[tuple[slice, ...], np.ndarray], None],
+    sharding: jax.sharding.Sharding,
+    dtype: Any,
+) -> jax.Array:
     """A stored parameter on its devices; each distinct shard is read once, straight into its own memory.
 
     Args:
         spec: shape and dtype as stored.
-        read: see `Reader`.
+        read: a `Reader` without its flag.
         sharding: where it goes.
         dtype: what it becomes unless it is packed (uint8); None: as stored.
     """
@@ -61,6 +77,10 @@ def place(spec: ParameterSpec, read: Reader, sharding: jax.sharding.Sharding, dt
     return jax.make_array_from_callback(spec.shape, sharding, shard)
 
 
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
@@ -74,10 +94,12 @@ def read_part(
     spec: ParameterSpec,
     index: tuple[slice, ...],
     out: np.ndarray,
+    once: bool = False,
 ) -> None:
     """Reads `array[index]` of the array that begins `offset` bytes into a file (C order) into `out`.
 
     Whole rows are read straight into `out`; anything else through a memory map, only the pages it touches.
+    `once`: whole rows do not stay in the system's file cache, where the system can be told so.
 
     Raises:
         CheckpointError: the file ends too early.
@@ -88,9 +110,13 @@ def read_part(
         return
     left = memoryview(out.reshape(-1).view(np.uint8))
     with file.open("rb", buffering=0) as stream:
-        stream.seek(offset + index[0].start * math.prod(spec.shape[1:]) * spec.dtype.itemsize)
+        position = offset + index[0].start * math.prod(spec.shape[1:]) * spec.dtype.itemsize
+        stream.seek(position)
         while left:
-            count = stream.readinto(left)
+            count = stream.readinto(left[:_PIECE])
             if not count:
                 raise CheckpointError(f"{file}: is cut short")
+            if once and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(stream.fileno(), position, count, os.POSIX_FADV_DONTNEED)
+            position += count
             left = left[count:]

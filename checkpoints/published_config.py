@@ -227,7 +227,7 @@ def original_config(config: ModelConfig) -> dict[str, Any]:
     """The `config.json` of OpenAI's `original/` folder.
 
     Raises:
-        ValueError: the norms' epsilon is not the one that this form takes for granted.
+        CheckpointError: the norms' epsilon is not the one that this form takes for granted.
     """
     if config.norm_epsilon != 1e-5:
         raise CheckpointError(f"norm_epsilon is {config.norm_epsilon}: the original layout allows only 1e-05")

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from small_model import SMALL
 
+from checkpoints import open_checkpoint, placing
 from checkpoints.convert import convert
 from checkpoints.converted import arrays
 from checkpoints.parameters import UINT8, ParameterSpec
@@ -56,3 +57,18 @@ def test_a_replicated_parameter_is_read_once():
     array = place(ParameterSpec((3, 64), UINT8), read, sharding, np.float32)
     assert indices == [(slice(0, 3), slice(0, 64))]
     assert array.dtype == np.uint8 and (np.asarray(array) == 7).all()
+
+
+def test_where_memory_is_short_the_same_arrays_are_loaded(huggingface, tmp_path, monkeypatch):
+    convert(huggingface, tmp_path, progress=False)
+    forgotten = []
+    monkeypatch.setattr(placing, "_physical_memory", lambda: 1_000_000)  # the weights are 571 kB
+    monkeypatch.setattr(placing, "_PIECE", 1000)
+    monkeypatch.setattr(placing.os, "posix_fadvise", lambda *call: forgotten.append(call[2]), raising=False)
+    monkeypatch.setattr(placing.os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    short = {folder: open_checkpoint(folder).load() for folder in (huggingface, tmp_path)}
+    assert sum(forgotten) > 571_000
+    monkeypatch.undo()
+    for name, array in open_checkpoint(huggingface).load().items():
+        for arrays_of_folder in short.values():
+            np.testing.assert_array_equal(np.asarray(arrays_of_folder[name]), np.asarray(array))
