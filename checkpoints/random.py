@@ -51,6 +51,10 @@ def write_random(
         math.prod(shape) * dtype.itemsize for shape, dtype in published_tensors(config, layout).values()
     )
     with tqdm(total=total, unit="B", unit_scale=True, disable=not progress, desc="writing") as bar:
+
+        def count_bytes(count: int) -> None:
+            bar.update(count)
+
         write_published(
             Path(path),
             config,
@@ -58,7 +62,7 @@ def write_random(
             layout=layout,
             rope_key=rope_key,
             shard_bytes=shard_bytes,
-            on_tensor=bar.update,
+            on_tensor=count_bytes,
         )
 
 
