@@ -108,7 +108,7 @@ def read_part(
     if not (rows_are_whole and out.dtype == spec.dtype and out.flags.c_contiguous):
         out[...] = np.memmap(file, spec.dtype, "r", offset, spec.shape)[index]
         return
-    left = memoryview(out.reshape(-1).view(np.uint8))
+    left = out.reshape(-1).view(np.uint8).data
     with file.open("rb", buffering=0) as stream:
         position = offset + index[0].start * math.prod(spec.shape[1:]) * spec.dtype.itemsize
         stream.seek(position)
