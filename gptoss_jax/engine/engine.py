@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -17,17 +15,6 @@ from gptoss_jax.engine.request import Completion, Request, RequestError
 from gptoss_jax.engine.steps import Chunk, Slots, decode, idle_slots, prefill
 from gptoss_jax.model import Transformer
 from gptoss_jax.sampling import Samplers
-
-
-@dataclasses.dataclass
-class Statistics:
-    """What an engine has done since it was made."""
-
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    dispatches: int = 0
 
 
 @dataclasses.dataclass
@@ -71,7 +58,6 @@ class Engine:
             if value < 1:
                 raise RequestError(f"{name} is {value}: it must be a whole number from 1")
         self.max_length = max_length
-        self.statistics = Statistics()
         self._vocabulary_size = model.config.vocabulary_size
         self._graph, self._parameters = nnx.split(model)
         self._stop_tokens = frozenset(stop_tokens)
@@ -133,15 +119,10 @@ class Engine:
         return admitted
 
     def _prefill(self, sequences: list[_Sequence]) -> None:
-        started = time.perf_counter()
         longest = max(len(sequence.request.prompt) for sequence in sequences)
         for begin in range(0, longest, self._prefill_chunk):
             chunk = self._chunk(sequences, begin)
             self._cache, self._slots = prefill(self._graph, self._parameters, self._cache, self._slots, chunk)
-            self.statistics.dispatches += 1
-        jax.block_until_ready(self._slots)
-        self.statistics.prompt_tokens += sum(len(sequence.request.prompt) for sequence in sequences)
-        self.statistics.prefill_seconds += time.perf_counter() - started
 
     def _chunk(self, sequences: list[_Sequence], begin: int) -> Chunk:
         """The prompt tokens from `begin` on of sequences that still have some; other rows are padding."""
@@ -182,18 +163,13 @@ class Engine:
 
     def _decode(self, running: dict[int, _Sequence]) -> Iterator[tuple[_Sequence, Literal["stop", "length"]]]:
         """One dispatch; yields the sequences that finished in it, taken out of `running`."""
-        started = time.perf_counter()
         self._cache, self._slots, emitted = decode(
             self._graph, self._parameters, self._cache, self._slots, self._stop_array, self._decode_steps
         )
         tokens = np.asarray(emitted)
-        self.statistics.dispatches += 1
-        self.statistics.decode_seconds += time.perf_counter() - started
         for slot, sequence in list(running.items()):
             column = tokens[:, slot]
-            new = column[column != EMPTY].tolist()
-            sequence.tokens += new
-            self.statistics.generated_tokens += len(new)
+            sequence.tokens += column[column != EMPTY].tolist()
             stopped = sequence.tokens[-1] in self._stop_tokens
             if stopped or len(sequence.tokens) >= sequence.max_tokens:
                 del running[slot]
