@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pydantic import BaseModel
 
@@ -31,6 +31,9 @@ from .messages import (
 from .sections import SchemaForm, defines_functions, developer_text, system_text
 from .streaming import StreamableParser
 from .tokenizer_json import read_tokenizer_json
+
+if TYPE_CHECKING:
+    from .text_encoder import TextEncoder
 
 
 class HarmonyEncodingName(StrEnum):
@@ -71,11 +74,9 @@ class HarmonyEncoding:
         pattern: str = vocabulary.PATTERN,
     ) -> None:
         """`tokens` are text, by id; `special_tokens` take ids after them; `pattern` splits text."""
-        from .text_encoder import TextEncoder  # loads tiktoken, which importing harmony should not
-
         self.name = name
+        self._pattern = pattern
         self._special_tokens = dict(special_tokens)
-        self._text = TextEncoder(name, tokens, pattern)
         self.ordinary_tokens = list(tokens)
         """The bytes of the tokens that are text, by id."""
         self._special_bytes = {token: text.encode() for text, token in special_tokens.items()}
@@ -94,6 +95,13 @@ class HarmonyEncoding:
         return f"HarmonyEncoding({self.name!r}, {self.size} tokens)"
 
     # Tokens and text
+
+    @functools.cached_property
+    def _text(self) -> TextEncoder:
+        """Made for the first text that is encoded: most of the cost of loading, which parsing does not need."""
+        from .text_encoder import TextEncoder  # loads tiktoken, which importing harmony should not
+
+        return TextEncoder(self.name, self.ordinary_tokens, self._pattern)
 
     @property
     def size(self) -> int:

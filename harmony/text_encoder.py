@@ -29,7 +29,7 @@ class TextEncoder:
         self._core = tiktoken.Encoding(
             name,
             pat_str=pattern,
-            mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+            mergeable_ranks=dict(zip(tokens, range(len(tokens)), strict=True)),
             special_tokens={},
         )
         self._long_run = long_run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import subprocess
 import sys
 from pathlib import Path
@@ -40,13 +41,37 @@ def test_the_packed_vocabulary_is_the_published_one(vocabulary_folder: Path) -> 
 def test_packing_is_lossless_and_refuses_another_file(
     vocabulary_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens = [bytes([value]) for value in range(256)] + [b"ab", b"\xff" * 255]
-    assert vocabulary.unpack(vocabulary.pack(tokens)) == tokens
+    tokens = [bytes([value]) for value in range(256)] + [b"ab", b"\xfe" * 300]
+    for order in (tokens, tokens[::-1], [b"\xff", b"a"], [b"a", b"\xff"]):
+        assert vocabulary.split(lzma.decompress(vocabulary.pack(order))) == order
+    for inseparable in ([b"a"], [*tokens, b"a\xff"]):
+        with pytest.raises(HarmonyFormatError, match="0xff must be one token and in no other"):
+            vocabulary.pack(inseparable)
     other = tmp_path / "other.tiktoken"
     other.write_bytes(vocabulary.to_tiktoken(tokens))
     assert vocabulary.main([str(other)]) == 1
     assert "SHA-256" in capsys.readouterr().err
     assert vocabulary.main([]) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"not compressed", lzma.compress(b"another\xff\xffvocabulary")])
+def test_a_damaged_package_is_one_line_of_error(
+    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / vocabulary.PACKED_NAME).write_bytes(damage)
+    monkeypatch.setattr(vocabulary.resources, "files", lambda package: tmp_path)
+    with pytest.raises(HarmonyError, match=r"o200k_base\.xz is damaged: install the package again"):
+        vocabulary.o200k_base()
+
+
+def test_parsing_and_decoding_do_not_load_tiktoken() -> None:
+    script = (
+        "import sys, harmony; e = harmony.load_harmony_encoding()\n"
+        "parsed = harmony.parse_completion(e, [200005, 17196, 200008, 13225, 200002])\n"
+        "print(parsed.messages[0].content[0].text, e.decode([13225]), 'tiktoken' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "Hello Hello False"
 
 
 def test_the_encoding_is_made_once(encoding: HarmonyEncoding) -> None:
