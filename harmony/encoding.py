@@ -98,7 +98,7 @@ class HarmonyEncoding:
 
     @functools.cached_property
     def _text(self) -> TextEncoder:
-        """Made for the first text that is encoded: most of the cost of loading, which parsing does not need."""
+        """Made for the first text that is encoded: it costs more than the rest, and parsing needs none."""
         from .text_encoder import TextEncoder  # loads tiktoken, which importing harmony should not
 
         return TextEncoder(self.name, self.ordinary_tokens, self._pattern)

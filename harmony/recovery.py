@@ -7,7 +7,7 @@ never becomes part of a `final` message: a message is `final` only if the model 
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,6 +29,8 @@ from .recovered_header import CHANNELS, Kind, Piece, RecoveredHeader, read_heade
 
 if TYPE_CHECKING:
     from .encoding import HarmonyEncoding
+
+_new = tuple.__new__  # a named tuple's own constructor takes twice as long, for every token of a stream
 
 REPLACEMENT = "\ufffd"
 
@@ -73,7 +75,26 @@ class _Content:
         self.content_type = header.content_type
         self.recipient_place = header.recipient_place
         self.texts: list[str] = []
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.pending = b""  # the bytes of a character whose rest has not come
+
+    def add_bytes(self, data: bytes, events: list[Event], *, final: bool = False) -> None:
+        """Adds the text that the bytes complete; broken ones, and open ones if `final`, become U+FFFD."""
+        if self.pending:
+            data = self.pending + data
+        try:
+            text = data.decode()  # half the cost of what follows
+            self.pending = b""
+        except UnicodeDecodeError:
+            text, used = utf_8_decode(data, "replace", final)
+            self.pending = data[used:]
+        self.add_text(text, events)
+
+    def add_text(self, text: str, events: list[Event]) -> None:
+        """Adds text."""
+        if text:
+            self.texts.append(text)
+            delta = (self.number, text, self.channel, self.recipient, self.content_type)
+            events.append(_new(ContentDelta, delta))
 
     def message(self) -> Message:
         return Message(
@@ -92,6 +113,8 @@ class RecoveringParser:
     def __init__(self, encoding: HarmonyEncoding, role: Role | None = Role.ASSISTANT) -> None:
         """With a `role`, the tokens start after `<|start|>role`; with None, at `<|start|>`."""
         self._encoding = encoding
+        self._table = encoding.ordinary_tokens
+        self._size = len(self._table)
         self._ends: dict[int, EndToken] = {
             encoding.end: "<|end|>",
             encoding.return_: "<|return|>",
@@ -116,23 +139,31 @@ class RecoveringParser:
 
     def feed(self, tokens: Iterable[int]) -> list[Event]:
         """Takes tokens and returns what happened, the text between two other events as one delta."""
-        table = self._encoding.ordinary_tokens
-        size = len(table)
+        table, size = self._table, self._size
+        content = self._content if self._header is None else None
+        events: list[Event] = []
+        self._events = events
         run: list[bytes] = []
-        in_text = self._content is not None and self._header is None
         for token in tokens:
-            if in_text and 0 <= token < size:
+            if content is not None and 0 <= token < size:
                 run.append(table[token])
             else:
-                self._add_run(run)
+                if run and content is not None:
+                    self._position += len(run)
+                    content.add_bytes(b"".join(run), events)
+                    run.clear()
                 self._take(token)
-                in_text = self._content is not None and self._header is None
-            self._position += 1
-        self._add_run(run)
-        return self._take_events()
+                self._position += 1
+                content = self._content if self._header is None else None
+        if run and content is not None:
+            self._position += len(run)
+            content.add_bytes(b"".join(run), events)
+        return events
 
     def finish(self) -> list[Event]:
         """Ends the stream; an open message is finished as it is."""
+        events: list[Event] = []
+        self._events = events
         if self._content is not None and self._header is not None:
             self._give_up_header(self._content, self._header)
         if self._content is not None:
@@ -148,10 +179,6 @@ class RecoveringParser:
                 self._report("truncated", header.first, raw)
                 if header.role is not None or not Role.ASSISTANT.value.startswith(raw):
                     self._end_without_content(header, None)
-        return self._take_events()
-
-    def _take_events(self) -> list[Event]:
-        events, self._events = self._events, []
         return events
 
     # One token that is not plain text of a message
@@ -215,7 +242,7 @@ class RecoveringParser:
             self._header = _Header(self._position, Role.ASSISTANT, tokens=[token])
         else:
             self._report_stray(token, "special_token_in_content")
-            self._add_bytes(content, self._encoding.token_bytes(token) or REPLACEMENT.encode())
+            content.add_bytes(self._encoding.token_bytes(token) or REPLACEMENT.encode(), self._events)
 
     def _take_in_possible_header(self, content: _Content, header: _Header, token: int) -> None:
         encoding = self._encoding
@@ -240,7 +267,7 @@ class RecoveringParser:
             return
         raw = self._raw(header.tokens)
         self._report("special_token_in_content", header.first, raw)
-        self._add_bytes(content, raw.encode())
+        content.add_bytes(raw.encode(), self._events)
 
     def _becomes_guarded(self, content: _Content, header: _Header) -> bool:
         """Begins a message at a broken header inside content, where that keeps text from more readers.
@@ -329,26 +356,11 @@ class RecoveringParser:
                 content.number, content.author, content.channel, content.recipient, content.content_type
             )
         )
-        self._add_text(content, read.text)
+        content.add_text(read.text, self._events)
         return content
 
-    def _add_run(self, run: list[bytes]) -> None:
-        if run and self._content is not None:
-            self._add_bytes(self._content, b"".join(run))
-            run.clear()
-
-    def _add_bytes(self, content: _Content, data: bytes) -> None:
-        self._add_text(content, content.decoder.decode(data))
-
-    def _add_text(self, content: _Content, text: str) -> None:
-        if text:
-            content.texts.append(text)
-            self._events.append(
-                ContentDelta(content.number, text, content.channel, content.recipient, content.content_type)
-            )
-
     def _close(self, content: _Content, end: EndToken | None) -> None:
-        self._add_text(content, content.decoder.decode(b"", final=True))
+        content.add_bytes(b"", self._events, final=True)
         message = content.message()
         self._messages.append(message)
         self._events.append(MessageFinished(content.number, message, end))
