@@ -7,7 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gptoss_jax.commands import batch, convert, evaluate, generate, inspect
+from gptoss_jax.commands import batch, convert, evaluate, generate, harmony, inspect
+
+_INPUT_ERRORS = {
+    "checkpoints.config": "CheckpointError",
+    "gptoss_jax.batch.output": "BatchError",
+    "gptoss_jax.batch.rows": "RowError",
+    "gptoss_jax.engine.request": "RequestError",
+    "harmony.errors": "HarmonyFormatError",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="gptoss-jax", description="Run OpenAI's gpt-oss models on JAX.", allow_abbrev=False
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (batch, generate, convert, inspect, evaluate):
+    for module in (batch, generate, convert, inspect, evaluate, harmony):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
@@ -31,19 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(error, 1)
     except ValueError as error:
-        if not isinstance(error, _input_errors()):
+        if not _is_input_error(error):
             raise
         return _fail(error, 2)
 
 
-def _input_errors() -> tuple[type[Exception], ...]:
-    """What a user's input raises; imported only now, for these modules are slow to load."""
-    from checkpoints.config import CheckpointError
-    from gptoss_jax.batch import BatchError
-    from gptoss_jax.batch.rows import RowError
-    from gptoss_jax.engine import RequestError
-
-    return CheckpointError, BatchError, RowError, RequestError
+def _is_input_error(error: ValueError) -> bool:
+    """Whether a user's input raised it. No module is loaded to tell: one that is not there raised nothing."""
+    return any(
+        isinstance(error, getattr(sys.modules[module], name))
+        for module, name in _INPUT_ERRORS.items()
+        if module in sys.modules
+    )
 
 
 def _fail(reason: object, code: int) -> int:
