@@ -1,0 +1,196 @@
+"""Compiling one kernel for a described TPU and counting what the compiler scheduled.
+
+What a count is: the TPU compiler schedules statically; a TensorCore issues one bundle per cycle, in order.
+So the bundles that a kernel executes are its compute cycles. Which bundles it executes follows from scalar
+code, which `execution` runs with the scalar operands' values (grid size, prefetched schedule): trip counts,
+`pl.when` branches, the pipeline's own code around the body (address computation, starting and awaiting
+DMAs) and the iterations with which it fills and drains are all included. The same code says which DMAs are
+started, so the bytes moved are those of the program, not of a formula.
+
+What it is not: a measurement. Not included are waits for DMAs (instead, compute is compared with the time
+that the bytes need at the memory's full bandwidth, and overlaps with it per grid step), the latency of a
+DMA's start and of the first fetch, contention for VMEM, refetching of instructions for programs that do not
+fit the instruction memory, clock changes, and launching the kernel. Branches cost their four delay slots,
+which are counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_kernels.inspect import chips, dump, execution
+from pallas_kernels.inspect.program import Program, build
+from pallas_kernels.platform import Chip, using
+
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+_BUNDLES = re.compile(r"^\d+-(.+)-\d+-final_bundles\.txt$")
+
+
+class CountError(RuntimeError):
+    """Counting is impossible here: no libtpu, no such kernel in the program, or the compiler refuses it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCount:
+    """One kernel, compiled for one chip. All cycle figures are static counts, never run on a TPU.
+
+    `bundles` is the length of the program, `trace` what one call executes (None without scalar values),
+    `vmem_bytes` the kernel's own windows and scratch, `other_cycles` the compiler's `estimated_cycles` of the
+    plain operations around the kernel, by name, `text` the dump of the final bundles.
+    """
+
+    chip: Chip
+    kernel: str
+    program: Program
+    trace: execution.Trace | None
+    vmem_bytes: int
+    compile_seconds: float
+    other_cycles: Mapping[str, int]
+    text: str
+
+    @property
+    def bundles(self) -> int:
+        """Bundles of the program, each counted once."""
+        return len(self.program.bundles)
+
+    @property
+    def executed(self) -> execution.Trace:
+        """The trace; CountError if no scalar values were given for it."""
+        if self.trace is None:
+            raise CountError(f"{self.kernel}: nothing was executed, because no scalar operands were given")
+        return self.trace
+
+    @property
+    def compute_cycles(self) -> int:
+        """Bundles that one call executes."""
+        return self.executed.bundles
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the DMAs of one call read from and write to HBM."""
+        return self.executed.read + self.executed.written
+
+    @property
+    def memory_cycles(self) -> float:
+        """Cycles that those bytes need at the memory's full bandwidth."""
+        return self.memory_bytes / chips.facts(self.chip).bytes_per_cycle
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of one call if each grid step takes the longer of its compute and of the DMAs that it
+        starts."""
+        trace = self.executed
+        rate = chips.facts(self.chip).bytes_per_cycle
+        overlapped = sum(max(step.bundles, (step.read + step.written) / rate) for step in trace.iterations)
+        return trace.before.bundles + overlapped + trace.after.bundles
+
+    def use(self) -> dict[str, float]:
+        """Each unit's operations in one call ÷ what it could have done in the executed bundles."""
+        trace = self.executed
+        totals = np.sum([part.use for part in (trace.before, *trace.iterations, trace.after)], axis=0)
+        return {
+            unit: float(total) / (capacity * trace.bundles)
+            for unit, total, capacity in zip(self.program.units, totals, self.program.capacities, strict=True)
+        }
+
+
+def count(
+    fn: Callable[..., Any],
+    args: Sequence[jax.ShapeDtypeStruct],
+    chip: Chip,
+    kernel: str,
+    scalars: Sequence[np.ndarray | int] | None = None,
+) -> KernelCount:
+    """Compiles `fn(*args)` for one TensorCore of `chip` and counts the Pallas kernel named `kernel` inside
+    it.
+
+    `scalars` are the values of the compiled call's first operands: dynamic grid sizes, then prefetched
+    arrays; give an empty sequence if there are none, None to look at the program only. The function is
+    traced under `platform.using("tpu", chip)`. If a kernel occurs several times in the program, the first
+    is counted.
+
+    The first call in a process loads libtpu with flags that make it write its schedules down, so the process
+    must not have used libtpu before. Raises CountError if it has, if libtpu is missing, if no kernel has that
+    name, or if the compiler refuses the program; ExecutionError if the scalar values do not suffice.
+    """
+    folder = _dump_folder()
+    for path in glob.glob(os.path.join(glob.escape(folder), "*")):
+        os.remove(path)
+    core = chips.one_core(chip)
+    placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=core), tuple(args))
+    start = time.monotonic()
+    with using("tpu", chip):
+        lowered = jax.jit(fn).lower(*placed)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise CountError(f"{kernel} for {chip}: the compiler refuses it: {error}") from error
+    seconds = time.monotonic() - start
+    text = _read(folder, kernel, "final_bundles")
+    utilization = dump.parse_utilization(_read(folder, kernel, "final_hlo-static-per-bundle-utilization"))
+    program = build(dump.parse_bundles(text), utilization)
+    trace = None if scalars is None else execution.execute(program, dict(enumerate(scalars)))
+    vmem = dump.vmem_bytes(_read(folder, kernel, "original"))
+    return KernelCount(
+        chip, kernel, program, trace, vmem, seconds, _other_cycles(compiled.as_text() or ""), text
+    )
+
+
+@functools.cache
+def _dump_folder() -> str:
+    """A new folder that libtpu, once loaded, writes its schedules to; removed when the process ends."""
+    import atexit
+
+    if importlib.util.find_spec("libtpu") is None:
+        raise CountError("libtpu, the TPU compiler, is not installed here: pip install libtpu")
+    folder = tempfile.mkdtemp(prefix="pallas-kernels-inspect-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_static_gaps=true"
+    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
+    return folder
+
+
+def _read(folder: str, kernel: str, kind: str) -> str:
+    """The text of the dump `kind` of the first kernel of that name."""
+    pattern = re.compile(rf"^\d+-{re.escape(kernel)}(\.\w+)*-\d+-{re.escape(kind)}\.txt$")
+    names = sorted(os.listdir(folder))
+    for name in names:
+        if pattern.match(name):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                return file.read()
+    if not names:
+        raise CountError(
+            "libtpu wrote no schedules: it had been loaded in this process before, without the flags"
+        )
+    programs = {match[1] for name in names if (match := _BUNDLES.match(name))}
+    present = sorted(
+        name for name in programs if not name.startswith(("TLP", "<")) and "schedule" not in name
+    )
+    raise CountError(f"the program has no kernel {kernel!r}: it has {', '.join(present) or 'none'}")
+
+
+def _other_cycles(text: str) -> dict[str, int]:
+    """The compiler's cycle estimates by instruction; it makes none for kernels."""
+    found = re.findall(r"%([\w.\-]+) = [^\n]*?\"estimated_cycles\":\"(\d+)\"", text)
+    return {name: int(cycles) for name, cycles in found}

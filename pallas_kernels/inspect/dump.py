@@ -1,0 +1,131 @@
+"""Reading what libtpu dumps about a kernel: its final bundles, the use of its units, its allocations.
+
+A bundle is one very long instruction word; the core issues one per cycle. `*-final_bundles.txt` has one
+line per bundle (an address, a marker where control can arrive, the nesting depth in loops as `>`, the
+instructions between braces); `*-final_hlo-static-per-bundle-utilization.txt` has, in the same order, the
+units that each bundle uses under a header with their names and capacities, whose order differs between
+versions of libtpu.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+_COMMENT = re.compile(r"/\*(.*?)\*/", re.DOTALL)
+_REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
+_OPERAND_NAME = re.compile(r"\s*(\w+=)\s*")
+_BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s*((?:[A-Z]{2} ?)*):([\s>]*)\{(.*)$")
+_INSTRUCTION = re.compile(r"^(?:%(\w+) = )?([a-z][\w.<>]*(?: memory space>)?)\s*(.*)$", re.DOTALL)
+_PREDICATE = re.compile(r"^(?:\[[^\]]*\]\s*)*\((!?)%(\w+)\),?\s*")
+_TRAILING_PREDICATE = re.compile(r"\s*\((!?)%(\w+)\)\s*$")
+_CHOICE = re.compile(r"^\((!?)%(\w+), ([^)]*)\),\s*")
+_ALLOCATION = re.compile(r"#allocation(\w+) \[shape = '([^']*)', space=(\w+), size = (0x[0-9a-f]+)")
+
+
+class DumpError(ValueError):
+    """A dump does not read as this module knows dumps to read: libtpu has changed its form, or wrote none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One slot of a bundle. `condition` is the predicate (name, negated) under which it takes effect.
+
+    `choice` belongs to the select form `op (p, x), y`: y where the predicate holds, else x.
+    """
+
+    result: str | None
+    opcode: str
+    operands: tuple[str, ...]
+    condition: tuple[str, bool] | None = None
+    choice: tuple[str, bool, str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """One cycle's instructions. `marker` says that control can arrive here, `starts` which regions begin."""
+
+    index: int
+    marker: str
+    depth: int
+    instructions: tuple[Instruction, ...]
+    starts: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Utilization:
+    """Units' names, how many operations of each a bundle can hold, and how many each bundle does hold."""
+
+    units: tuple[str, ...]
+    capacities: tuple[int, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+
+def parse_bundles(text: str) -> list[Bundle]:
+    """The bundles of a `*-final_bundles.txt`, in order; DumpError if there are none or one is out of
+    order."""
+    bundles: list[Bundle] = []
+    for line in _COMMENT.sub(_keep_what_counts, text).splitlines():
+        match = _BUNDLE.match(line)
+        if match is None:
+            continue
+        address, marker, depth, rest = match.groups()
+        body, _, tail = rest.rpartition("}")
+        if int(address, 16) != len(bundles):
+            raise DumpError(f"bundle {address} follows bundle {len(bundles) - 1:#x} in the dump")
+        starts = frozenset(int(number) for number in re.findall(r"@start(\d+)", body + tail))
+        instructions = tuple(
+            parse_instruction(part) for part in re.sub(r"@start\d+", "", body).split(" ;; ") if part.strip()
+        )
+        bundles.append(Bundle(len(bundles), marker.strip(), depth.count(">"), instructions, starts))
+    if not bundles:
+        raise DumpError("the dump of final bundles holds none")
+    return bundles
+
+
+def _keep_what_counts(comment: re.Match[str]) -> str:
+    """A comment names an operand (`/*hbm=*/`), tells where regions start, or is only for human readers."""
+    if name := _OPERAND_NAME.fullmatch(comment[1]):
+        return name[1]
+    return " ".join(f"@start{number}" for kind, number in _REGION.findall(comment[1]) if kind != "End")
+
+
+def parse_instruction(text: str) -> Instruction:
+    """One instruction as the dump prints it, comments removed."""
+    match = _INSTRUCTION.match(text.strip())
+    if match is None:
+        raise DumpError(f"cannot read the instruction {text.strip()[:80]!r}")
+    result, opcode, rest = match.groups()
+    condition = choice = None
+    if found := _CHOICE.match(rest):
+        choice = (found[2], bool(found[1]), found[3])
+        rest = rest[found.end() :]
+    elif found := _PREDICATE.match(rest):
+        condition = (found[2], bool(found[1]))
+        rest = rest[found.end() :]
+    elif found := _TRAILING_PREDICATE.search(rest):
+        condition = (found[2], bool(found[1]))
+        rest = rest[: found.start()]
+    operands = tuple(part.strip() for part in rest.split(", ") if part.strip())
+    return Instruction(result, opcode, operands, condition, choice)
+
+
+def parse_utilization(text: str) -> Utilization:
+    """A `*-static-per-bundle-utilization.txt`; the header's order of units is kept."""
+    head, separator, body = text.partition("UTILIZATION:")
+    lines = [line for line in head.splitlines() if line.strip() and not line.startswith("==")]
+    if not separator or len(lines) != 2:
+        raise DumpError("the dump of units' use has no header with capacities")
+    units = tuple(name.strip() for name in lines[0].split(","))
+    capacities = tuple(int(value) for value in lines[1].split())
+    rows = tuple(tuple(int(value) for value in line.split()) for line in body.splitlines() if line.strip())
+    if len(units) != len(capacities) or any(len(row) != len(units) for row in rows):
+        raise DumpError("the dump of units' use has rows that do not fit its header")
+    return Utilization(units, capacities, rows)
+
+
+def vmem_bytes(text: str) -> int:
+    """Bytes of VMEM that a kernel's own allocations take (windows, scratch), from any LLO dump that lists
+    them."""
+    sizes = {match[1]: int(match[4], 16) for match in _ALLOCATION.finditer(text) if match[3] == "vmem"}
+    return sum(sizes.values())

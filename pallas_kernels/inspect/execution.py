@@ -1,0 +1,397 @@
+"""Executing the scalar part of a kernel's bundles: which blocks run, how often, and what its DMAs move.
+
+Control flow on a TensorCore is scalar code, and so are the addresses and predicates of DMAs. Given the
+values of the kernel's scalar operands (grid size, prefetched schedules), this module runs that code bundle
+by bundle and leaves the vector instructions out. What comes back is exact for those values: loop trip
+counts, `pl.when` branches, blocks that the pipeline does not fetch again because their index did not
+change.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pallas_kernels.inspect.dump import Bundle, Instruction
+from pallas_kernels.inspect.program import Program, branch
+
+GRANULE = 32
+"""Bytes of the unit in which DMA sizes are given."""
+
+_BUNDLE_LIMIT = 2_000_000_000
+_ADDRESS = re.compile(r"^\[smem:\[(.*?)\](?:\s*sm:\$\w+)?\]\s*(.*)$")
+_ANNOTATION = re.compile(r"^(?:\w+=)?(?:\[resolvable:\$\w+\]\s*)?")
+_ALLOCATION = re.compile(r"#allocation(\w+)")
+_WORDS_APART = 1 << 22
+
+Value = int | None
+"""A scalar register's value; None where it came out of a vector unit or from memory that nothing
+described."""
+
+
+class ExecutionError(ValueError):
+    """The scalar code needs a value that is not known here, or never ends."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """One pass of the grid's loop: bundles executed, units' use, bytes that its DMAs read from and write to
+    HBM."""
+
+    bundles: int
+    use: tuple[int, ...]
+    read: int
+    written: int
+    path: tuple[int, ...]
+    """Numbers of the blocks executed, each once, in program order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A whole call of a kernel."""
+
+    before: Iteration
+    iterations: tuple[Iteration, ...]
+    after: Iteration
+
+    @property
+    def bundles(self) -> int:
+        """All bundles executed."""
+        return self.before.bundles + sum(step.bundles for step in self.iterations) + self.after.bundles
+
+    @property
+    def read(self) -> int:
+        """All bytes that DMAs read from HBM."""
+        return self.before.read + sum(step.read for step in self.iterations) + self.after.read
+
+    @property
+    def written(self) -> int:
+        """All bytes that DMAs write to HBM."""
+        return self.before.written + sum(step.written for step in self.iterations) + self.after.written
+
+
+def execute(program: Program, operands: Mapping[int, np.ndarray | int]) -> Trace:
+    """Runs a kernel once. `operands` maps the position of each scalar operand of the compiled call to its
+    value.
+
+    Positions count as the compiled call does: first the grid sizes that are not constants, then the
+    prefetched arrays, then everything else, which needs no values. Raises ExecutionError where control flow
+    or a DMA depends on something else than these values.
+    """
+    return _Machine(program, operands).run()
+
+
+@dataclasses.dataclass
+class _Counter:
+    blocks: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    read: int = 0
+    written: int = 0
+
+    def finished(self, program: Program) -> Iteration:
+        use = [0] * len(program.units)
+        bundles = 0
+        for number, times in self.blocks.items():
+            block = program.blocks[number]
+            bundles += times * block.size
+            use = [total + times * n for total, n in zip(use, block.use, strict=True)]
+        return Iteration(bundles, tuple(use), self.read, self.written, tuple(sorted(self.blocks)))
+
+
+class _Machine:
+    """Scalar registers, predicates and SMEM. Names of registers are the compiler's: `s1815_s9` is value
+    1815 in s9.
+
+    A value is read by its full name, so that nothing depends on latencies; where paths of control join
+    (`sphi`), the physical register tells which of the values arrived.
+    """
+
+    def __init__(self, program: Program, operands: Mapping[int, np.ndarray | int]):
+        self.program = program
+        self.operands = operands
+        self.values: dict[str, Value] = {}
+        self.registers: dict[str, Value] = {}
+        self.memory: dict[int, Value] = {_place("0"): 0}
+        self.arrays: dict[int, int] = {}
+        self.counter = _Counter()
+        self.code = [self._scalar_code(bundle) for bundle in program.bundles]
+
+    def _scalar_code(self, bundle: Bundle) -> list[list[Instruction]]:
+        """What has to be executed of a bundle, in groups that read before they write.
+
+        Vector instructions, waits and checks are left out. Instructions of a bundle read what earlier bundles
+        wrote, but renamings cost nothing and are printed beside what they rename: values that arrive from
+        elsewhere (`sphi`) are named before the others read them, casts follow what they cast.
+        """
+        groups: list[list[Instruction]] = [[], [], []]
+        for instruction in bundle.instructions:
+            if instruction.opcode.startswith(("v", "sbr", "shalt", "dma.done", "sfence")):
+                continue
+            if instruction.opcode == "sphi":
+                groups[0].append(instruction)
+            elif instruction.opcode.startswith("int_to_ptr"):
+                groups[2].append(instruction)
+            else:
+                groups[1].append(instruction)
+        return groups
+
+    def run(self) -> Trace:
+        """Executes from the first bundle to the last."""
+        blocks = self.program.blocks
+        loop = self._grid_loop()
+        finished: list[Iteration] = []
+        phases: list[Iteration] = []
+        number, executed = 0, 0
+        while number < len(blocks):
+            block = blocks[number]
+            if loop is not None and number == loop[0]:
+                if phases:
+                    finished.append(self._next_counter())
+                else:
+                    phases.append(self._next_counter())
+            self.counter.blocks[number] += 1
+            executed += block.size
+            if executed > _BUNDLE_LIMIT:
+                raise ExecutionError(f"the kernel is still running after {_BUNDLE_LIMIT:,} bundles")
+            taken = self._execute(block.start, block.stop)
+            leaving = loop is not None and number == loop[1] and not taken
+            number = block.target if taken and block.target is not None else number + 1
+            if leaving:
+                finished.append(self._next_counter())
+        last = self._next_counter()
+        if not phases:
+            empty = _Counter().finished(self.program)
+            return Trace(empty, (last,), empty)
+        return Trace(phases[0], tuple(finished), last)
+
+    def _next_counter(self) -> Iteration:
+        done = self.counter.finished(self.program)
+        self.counter = _Counter()
+        return done
+
+    def _grid_loop(self) -> tuple[int, int] | None:
+        """The outermost loop that spans the most bundles: the grid's, as Mosaic builds it."""
+        blocks = self.program.blocks
+        loops = self.program.loops()
+        outer = [
+            loop
+            for loop in loops
+            if not any(o != loop and o[0] <= loop[0] and loop[1] <= o[1] for o in loops)
+        ]
+        return max(outer, key=lambda loop: blocks[loop[1]].stop - blocks[loop[0]].start, default=None)
+
+    def _execute(self, start: int, stop: int) -> bool:
+        """Executes a block's bundles; whether its branch is taken."""
+        taken = False
+        for index in range(start, stop):
+            found = branch(self.program.bundles[index])
+            if found is not None:
+                taken = self._holds(found.condition, index)
+            for together in self.code[index]:
+                for update in [self._evaluate(instruction, index) for instruction in together]:
+                    if update is not None:
+                        self._write(*update)
+        return taken
+
+    def _write(self, name: str, value: Value) -> None:
+        self.values[name] = value
+        self.registers[name.rpartition("_")[2]] = value
+
+    def _holds(self, condition: tuple[str, bool] | None, index: int) -> bool:
+        if condition is None:
+            return True
+        value = self._register(condition[0])
+        if value is None:
+            raise ExecutionError(f"bundle {index:#x} decides by a value that only the device knows")
+        return bool(value) != condition[1]
+
+    def _register(self, name: str) -> Value:
+        if name in self.values:
+            return self.values[name]
+        return self.registers.get(name.rpartition("_")[2])
+
+    def _operand(self, text: str) -> Value:
+        text = _ANNOTATION.sub("", text)
+        negated = text.startswith("!")
+        text = text.removeprefix("!")
+        if text.startswith("%"):
+            value = self._register(text[1:].split(" ")[0])
+            return value if not negated or value is None else int(not value)
+        if text.startswith("["):
+            return self._address(text.strip("[]"))
+        try:
+            return _signed(int(text.removeprefix("$"), 0))
+        except ValueError:
+            return None
+
+    def _address(self, text: str) -> Value:
+        total = 0
+        for term in text.split(" + "):
+            if found := _ALLOCATION.match(term):
+                total += _place(found[1])
+                continue
+            value = self._operand(term)
+            if value is None:
+                return None
+            total += value
+        return total
+
+    def _evaluate(self, instruction: Instruction, index: int) -> tuple[str, Value] | None:
+        """What an instruction writes, as (register, value), or None; effects on memory happen here."""
+        opcode = instruction.opcode
+        effect = opcode == "sst" or opcode.startswith("dma.")
+        if instruction.condition is not None:
+            if effect:
+                if not self._holds(instruction.condition, index):
+                    return None
+            else:
+                value = self._register(instruction.condition[0])
+                if value is None or bool(value) == instruction.condition[1]:
+                    return None
+        if opcode.startswith("dma."):
+            self._dma(instruction, index)
+            return None
+        if opcode == "sst":
+            self._store(instruction, index)
+            return None
+        name = instruction.result
+        if name is None or name[0] not in "sp":
+            return None
+        if opcode.startswith("inlined_call_operand"):
+            return name, self._call_operand(instruction)
+        if opcode == "sld":
+            found = _ADDRESS.match(instruction.operands[0])
+            place = self._address(found[1]) if found else None
+            return name, None if place is None else self.memory.get(place)
+        if opcode == "sphi":
+            return name, self.registers.get(name.rpartition("_")[2])
+        if instruction.choice is not None:
+            predicate, negated, kept = instruction.choice
+            value = self._register(predicate)
+            if value is None:
+                return name, None
+            return name, self._operand(instruction.operands[0] if bool(value) != negated else kept)
+        return name, _compute(opcode, [self._operand(text) for text in instruction.operands])
+
+    def _call_operand(self, instruction: Instruction) -> Value:
+        position = next(int(t.split()[1]) for t in instruction.operands if t.startswith("index:"))
+        if any("kind: output" in text for text in instruction.operands):
+            position += 1000
+        value = self.operands.get(position)
+        if "<no memory space>" in instruction.opcode:
+            return None if value is None else int(np.asarray(value).reshape(-1)[0])
+        base = (position + 1) << 20
+        # Addresses of DMAs are shifted by four bits where the compiler checks their bounds.
+        self.arrays[base] = self.arrays[base << 4] = position
+        return base
+
+    def _store(self, instruction: Instruction, index: int) -> None:
+        found = _ADDRESS.match(instruction.operands[0])
+        place = self._address(found[1]) if found else None
+        if found is None or place is None:
+            raise ExecutionError(f"bundle {index:#x} stores to an address that only the device knows")
+        self.memory[place] = self._operand(found[2] or instruction.operands[-1])
+
+    def _dma(self, instruction: Instruction, index: int) -> None:
+        source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
+        named = dict(text.split("=", 1) for text in instruction.operands if "=" in text)
+        size = self._operand(named.get("size_in_granules", ""))
+        if size is None:
+            raise ExecutionError(f"bundle {index:#x} moves an amount of memory that only the device knows")
+        self.counter.read += GRANULE * size if source == "hbm" else 0
+        self.counter.written += GRANULE * size if destination == "hbm" else 0
+        if destination == "smem":
+            self._copy_to_smem(named.get(source, ""), named["smem"], size)
+
+    def _copy_to_smem(self, source: str, destination: str, size: int) -> None:
+        """Copies a prefetched operand; memory whose values nobody gave becomes unknown."""
+        start, place = self._operand(source), self._operand(destination)
+        position = None if start is None else self.arrays.get(start)
+        if place is None:
+            return
+        values: Sequence[int] = ()
+        if position is not None and position in self.operands:
+            values = [int(v) for v in np.asarray(self.operands[position]).reshape(-1)]
+        for offset in range(size * GRANULE // 4):
+            self.memory[place + offset] = values[offset] if offset < len(values) else None
+
+
+def _place(allocation: str) -> int:
+    """An address for an allocation, far from every other's: `allocation7`, `allocation25_spill`."""
+    return (1 + int(allocation.partition("_")[0])) * _WORDS_APART
+
+
+def _signed(value: int) -> int:
+    return ((value + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+
+
+def _compute(opcode: str, values: list[Value]) -> Value:
+    """The result of a scalar instruction without memory; None if it is not known or an operand is not."""
+    parts = opcode.split(".")
+    name = parts[0]
+    if name in ("por", "pand", "pnand", "pnor"):
+        return _logical(name, values)
+    if name == "scalar_select":
+        predicate, yes, no = values
+        return None if predicate is None else (yes if predicate else no)
+    known = [value for value in values if value is not None]
+    if len(known) != len(values) or not known:
+        return None
+    if name == "scmp":
+        return _compare(parts[1], known, unsigned=parts[2].startswith("u")) if "f32" not in parts else None
+    a, b = known[0], known[1] if len(known) > 1 else 0
+    if "f32" in parts:
+        return None
+    match name:
+        case "smov" | "int_to_ptr" | "ptr_to_int":
+            return a
+        case "pmov":
+            return int(bool(a))
+        case "pneg":
+            return int(not a)
+        case "pxor":
+            return int(bool(a) != bool(b))
+        case "sadd" | "scalar_lea":
+            return _signed(a + b)
+        case "ssub":
+            return _signed(a - b)
+        case "smul":
+            return _signed(a * b) if len(parts) == 2 else None
+        case "sand":
+            return _signed(a & b)
+        case "sor":
+            return _signed(a | b)
+        case "sxor":
+            return _signed(a ^ b)
+        case "smin":
+            return min(a, b) if parts[1] == "s32" else _signed(min(a & 0xFFFFFFFF, b & 0xFFFFFFFF))
+        case "smax":
+            return max(a, b) if parts[1] == "s32" else _signed(max(a & 0xFFFFFFFF, b & 0xFFFFFFFF))
+        case "sshll":
+            return a << (b & 31)
+        case "sshra":
+            return a >> (b & 31)
+        case "sshrl":
+            return _signed((a & 0xFFFFFFFF) >> (b & 31))
+    return None
+
+
+def _logical(name: str, values: list[Value]) -> Value:
+    """Conjunctions and disjunctions, which one known operand can decide."""
+    deciding = 1 if name in ("por", "pnor") else 0
+    if any(value is not None and bool(value) == bool(deciding) for value in values):
+        result = deciding
+    elif any(value is None for value in values):
+        return None
+    else:
+        result = 1 - deciding
+    return result if name in ("por", "pand") else 1 - result
+
+
+def _compare(relation: str, values: list[int], unsigned: bool) -> Value:
+    a, b = (value & 0xFFFFFFFF for value in values) if unsigned else values
+    outcomes = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}
+    return int(outcomes[relation]) if relation in outcomes else None
