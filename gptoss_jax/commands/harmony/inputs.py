@@ -45,7 +45,7 @@ _CONTENTS: Mapping[str, type[Content]] = {
     "system_content": SystemContent,
     "developer_content": DeveloperContent,
 }
-_ROLES = tuple(role.value for role in Role)
+_ROLES = [role.value for role in Role]
 
 # Far from what any conversation needs, and from where Python's recursion ends.
 _MOST_LEVELS = 64
@@ -118,6 +118,8 @@ def read_conversation(file: str, form: str = "auto", date: str | None = None) ->
         raise HarmonyFormatError(f"{name}: {printable(str(error))}") from None
     except RecursionError:
         raise HarmonyFormatError(f"{name} is nested too deeply") from None
+    except TypeError as error:  # a list or an object where the readers of requests look up a word
+        raise HarmonyFormatError(f"{name}: a value is of the wrong type: {error}") from None
 
 
 def read_json(text: str) -> Any:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import re
-from typing import Any
 
 from gptoss_jax.commands.harmony.inputs import load_vocabulary, read_text, source_name
 from gptoss_jax.commands.harmony.terminal import json_text, write
