@@ -53,15 +53,16 @@ class CountError(RuntimeError):
 class KernelCount:
     """One kernel, compiled for one chip. All cycle figures are static counts, never run on a TPU.
 
-    `bundles` is the length of the program, `trace` what one call executes (None without scalar values),
-    `vmem_bytes` the kernel's own windows and scratch, `other_cycles` the compiler's `estimated_cycles` of the
-    plain operations around the kernel, by name, `text` the dump of the final bundles.
+    `bundles` is the length of the program, `traces` what one call executes on each core of the device (empty
+    without scalar values), `vmem_bytes` the kernel's own windows and scratch, `other_cycles` the compiler's
+    `estimated_cycles` of the plain operations around the kernel, by name, `text` the dump of the final
+    bundles.
     """
 
     chip: Chip
     kernel: str
     program: Program
-    trace: execution.Trace | None
+    traces: tuple[execution.Trace, ...]
     vmem_bytes: int
     compile_seconds: float
     other_cycles: Mapping[str, int]
@@ -73,43 +74,46 @@ class KernelCount:
         return len(self.program.bundles)
 
     @property
-    def executed(self) -> execution.Trace:
-        """The trace; CountError if no scalar values were given for it."""
-        if self.trace is None:
-            raise CountError(f"{self.kernel}: nothing was executed, because no scalar operands were given")
-        return self.trace
-
-    @property
     def compute_cycles(self) -> int:
-        """Bundles that one call executes."""
-        return self.executed.bundles
+        """Bundles that one call executes, on the core that executes most."""
+        return max(trace.bundles for trace in self.traces)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the DMAs of one call read from and write to HBM."""
-        return self.executed.read + self.executed.written
+        """Bytes that the DMAs of one call read from and write to HBM, on all cores of the device."""
+        return sum(trace.read + trace.written for trace in self.traces)
 
     @property
     def memory_cycles(self) -> float:
-        """Cycles that those bytes need at the memory's full bandwidth."""
-        return self.memory_bytes / chips.facts(self.chip).bytes_per_cycle
+        """Cycles that those bytes need at the full bandwidth of the device."""
+        return self.memory_bytes / chips.facts(self.chip).device_bytes_per_cycle
 
     @property
     def cycles(self) -> float:
-        """Cycles of one call if each grid step takes the longer of its compute and of the DMAs that it
-        starts."""
-        trace = self.executed
+        """Cycles of one call if each grid step takes the longer of its compute and of the DMAs it starts.
+
+        Each core is given its share of the device's bandwidth and no more; the slowest core decides.
+        """
         rate = chips.facts(self.chip).bytes_per_cycle
-        overlapped = sum(max(step.bundles, (step.read + step.written) / rate) for step in trace.iterations)
-        return trace.before.bundles + overlapped + trace.after.bundles
+        return max(
+            trace.before.bundles
+            + sum(max(step.bundles, (step.read + step.written) / rate) for step in trace.iterations)
+            + trace.after.bundles
+            for trace in self.traces
+        )
 
     def use(self) -> dict[str, float]:
-        """Each unit's operations in one call ÷ what it could have done in the executed bundles."""
-        trace = self.executed
-        totals = np.sum([part.use for part in (trace.before, *trace.iterations, trace.after)], axis=0)
+        """Each unit's operations in one call ÷ what it could have done in the time of `compute_cycles`."""
+        parts = [part for t in self.traces for part in (t.before, *t.iterations, t.after)]
+        available = self.compute_cycles * len(self.traces)
         return {
-            unit: float(total) / (capacity * trace.bundles)
-            for unit, total, capacity in zip(self.program.units, totals, self.program.capacities, strict=True)
+            unit: float(total) / (capacity * available)
+            for unit, total, capacity in zip(
+                self.program.units,
+                np.sum([part.use for part in parts], axis=0),
+                self.program.capacities,
+                strict=True,
+            )
         }
 
 
@@ -139,7 +143,7 @@ def count(
     placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=core), tuple(args))
     start = time.monotonic()
     with using("tpu", chip):
-        lowered = jax.jit(fn).lower(*placed)
+        lowered = jax.jit(lambda *a: fn(*a)).lower(*placed)  # a new function: nothing comes from jax's caches
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -148,10 +152,14 @@ def count(
     text = _read(folder, kernel, "final_bundles")
     utilization = dump.parse_utilization(_read(folder, kernel, "final_hlo-static-per-bundle-utilization"))
     program = build(dump.parse_bundles(text), utilization)
-    trace = None if scalars is None else execution.execute(program, dict(enumerate(scalars)))
+    traces: tuple[execution.Trace, ...] = ()
+    if scalars is not None:
+        values = dict(enumerate(scalars))
+        cores = range(chips.facts(chip).cores_per_device)
+        traces = tuple(execution.execute(program, values, core) for core in cores)
     vmem = dump.vmem_bytes(_read(folder, kernel, "original"))
     return KernelCount(
-        chip, kernel, program, trace, vmem, seconds, _other_cycles(compiled.as_text() or ""), text
+        chip, kernel, program, traces, vmem, seconds, _other_cycles(compiled.as_text() or ""), text
     )
 
 
@@ -166,8 +174,13 @@ def _dump_folder() -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_static_gaps=true"
-    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
+    flags = (
+        os.environ.get("LIBTPU_INIT_ARGS", ""),
+        f"--xla_jf_dump_to={folder}",
+        "--xla_jf_dump_llo_text=true",
+        "--xla_jf_dump_llo_pass_label_regex=(^original$|final_bundles|final_hlo)",
+    )
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(flags).strip()
     return folder
 
 

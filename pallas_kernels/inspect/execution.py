@@ -26,6 +26,7 @@ _BUNDLE_LIMIT = 2_000_000_000
 _ADDRESS = re.compile(r"^\[smem:\[(.*?)\](?:\s*sm:\$\w+)?\]\s*(.*)$")
 _ANNOTATION = re.compile(r"^(?:\w+=)?(?:\[resolvable:\$\w+\]\s*)?")
 _ALLOCATION = re.compile(r"#allocation(\w+)")
+_CORE_NUMBER = "0"  # the allocation from which a program reads the number of its core
 _WORDS_APART = 1 << 22
 
 Value = int | None
@@ -74,15 +75,15 @@ class Trace:
         return self.before.written + sum(step.written for step in self.iterations) + self.after.written
 
 
-def execute(program: Program, operands: Mapping[int, np.ndarray | int]) -> Trace:
-    """Runs a kernel once. `operands` maps the position of each scalar operand of the compiled call to its
-    value.
+def execute(program: Program, operands: Mapping[int, np.ndarray | int], core: int = 0) -> Trace:
+    """Runs a kernel once, on one of the cores that share the program. `operands` maps the position of each
+    scalar operand of the compiled call to its value.
 
     Positions count as the compiled call does: first the grid sizes that are not constants, then the
     prefetched arrays, then everything else, which needs no values. Raises ExecutionError where control flow
     or a DMA depends on something else than these values.
     """
-    return _Machine(program, operands).run()
+    return _Machine(program, operands, core).run()
 
 
 @dataclasses.dataclass
@@ -109,12 +110,12 @@ class _Machine:
     (`sphi`), the physical register tells which of the values arrived.
     """
 
-    def __init__(self, program: Program, operands: Mapping[int, np.ndarray | int]):
+    def __init__(self, program: Program, operands: Mapping[int, np.ndarray | int], core: int):
         self.program = program
         self.operands = operands
         self.values: dict[str, Value] = {}
         self.registers: dict[str, Value] = {}
-        self.memory: dict[int, Value] = {_place("0"): 0}
+        self.memory: dict[int, Value] = {_place(_CORE_NUMBER): core}
         self.arrays: dict[int, int] = {}
         self.counter = _Counter()
         self.code = [self._scalar_code(bundle) for bundle in program.bundles]
