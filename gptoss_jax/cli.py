@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gptoss_jax.commands import batch, convert, evaluate, generate, harmony, inspect
+from gptoss_jax.commands import batch, bench, convert, evaluate, generate, harmony, inspect
 
 _INPUT_ERRORS = {
     "checkpoints.config": "CheckpointError",
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="gptoss-jax", description="Run OpenAI's gpt-oss models on JAX.", allow_abbrev=False
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (batch, generate, convert, inspect, evaluate, harmony):
+    for module in (batch, generate, convert, inspect, evaluate, harmony, bench):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

@@ -1,0 +1,114 @@
+"""Two implementations of the same work, timed in turns, and the table of how they compare."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Measured = TypeVar("Measured")
+
+
+class BenchError(Exception):
+    """A benchmark cannot run, or the two sides do not do the same. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the two sides took for one piece of work, round by round, in seconds."""
+
+    work: str
+    data: str
+    ours: Sequence[float]
+    theirs: Sequence[float]
+    target: float | None = None
+    """How many times faster this side should be."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster this side is, by the medians."""
+        return statistics.median(self.theirs) / statistics.median(self.ours)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The same for each round."""
+        return [theirs / ours for ours, theirs in zip(self.ours, self.theirs, strict=True)]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target is met, and if not by how much it is missed."""
+        if self.target is None:
+            return ""
+        if self.ratio >= self.target:
+            return f"{self.target:g}x holds"
+        return f"{self.target:g}x missed by {1 - self.ratio / self.target:.0%}"
+
+    def as_json(self) -> dict[str, Any]:
+        """All that is known, as JSON data."""
+        return {
+            "work": self.work,
+            "data": self.data,
+            "ours_seconds": list(self.ours),
+            "theirs_seconds": list(self.theirs),
+            "ratio": self.ratio,
+            "ratio_lowest": min(self.ratios),
+            "ratio_highest": max(self.ratios),
+            "target": self.target,
+            "holds": None if self.target is None else self.ratio >= self.target,
+        }
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """The CPU time of one call: on a shared machine it varies less than the time on the wall."""
+    gc.collect()
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def in_turns(
+    rounds: int, ours: Callable[[], Measured], theirs: Callable[[], Measured]
+) -> tuple[list[Measured], list[Measured]]:
+    """Both sides' measurements; they take turns in going first, so that no drift favours one."""
+    measured: tuple[list[Measured], list[Measured]] = ([], [])
+    for number in range(rounds):
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            measured[side].append((ours, theirs)[side]())
+    return measured
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under a head, columns aligned, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = (
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """One line per comparison: medians in milliseconds, ratio, its lowest and highest round, the target."""
+    rows = [
+        (
+            row.work,
+            row.data,
+            f"{statistics.median(row.ours) * 1e3:.3g}",
+            f"{statistics.median(row.theirs) * 1e3:.3g}",
+            f"{_short(row.ratio)}x",
+            f"{_short(min(row.ratios))}-{_short(max(row.ratios))}",
+            row.verdict,
+        )
+        for row in comparisons
+    ]
+    return table(("work", "data", "ours ms", "theirs ms", "ratio", "rounds", "target"), rows)
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
