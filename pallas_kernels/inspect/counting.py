@@ -16,6 +16,7 @@ which are counted.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import glob
@@ -39,8 +40,8 @@ _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "TPU_MIN_LOG_LEVEL": "3",
+    # Any type: libtpu warns if it finds none, and the topologies described here do not depend on it.
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
 }
 _BUNDLES = re.compile(r"^\d+-(.+)-\d+-final_bundles\.txt$")
 
@@ -163,13 +164,16 @@ def count(
     )
 
 
+def require_compiler() -> None:
+    """CountError, in one line, where libtpu is missing."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise CountError("libtpu, the TPU compiler, is not installed here: pip install libtpu")
+
+
 @functools.cache
 def _dump_folder() -> str:
     """A new folder that libtpu, once loaded, writes its schedules to; removed when the process ends."""
-    import atexit
-
-    if importlib.util.find_spec("libtpu") is None:
-        raise CountError("libtpu, the TPU compiler, is not installed here: pip install libtpu")
+    require_compiler()
     folder = tempfile.mkdtemp(prefix="pallas-kernels-inspect-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, value in _ENVIRONMENT.items():
