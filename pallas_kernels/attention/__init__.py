@@ -1,0 +1,54 @@
+"""Attention with sinks over a cache whose entries hold a token's key and value side by side, [K | V].
+
+`decode_pages` and `decode_ring` are the two kinds of layers of a decode step.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from pallas_kernels.attention import reference, tpu
+from pallas_kernels.attention.reference import attend, sees
+from pallas_kernels.platform import choose
+
+__all__ = ["attend", "decode_pages", "decode_ring", "sees"]
+
+
+def decode_pages(
+    q: jax.Array, pages: jax.Array, table: jax.Array, lengths: jax.Array, sinks: jax.Array
+) -> jax.Array:
+    """One query of each sequence attends to all keys that a pool of pages holds for it.
+
+    q [B, H, h]; pages [N, K, P, 2h], page n's rows [K | V] of P consecutive tokens, head by head; table int32
+    [B, M], where key i of sequence b stands in page table[b, i // P]; lengths int32 [B], the keys of each
+    sequence, the query's own included, at most M·P; sinks [H]. Returns [B, H, h] in q's dtype, zeros where a
+    length is 0. Table entries past the last page in use, and rows past the last key, may hold anything.
+    """
+    choice = choose("attention.decode_pages", ("reference", "tpu"))
+    if choice.implementation == "tpu":
+        return tpu.decode_pages(q, pages, table, lengths, sinks, interpret=choice.interpret, chip=choice.chip)
+    return reference.decode_pages(q, pages, table, lengths, sinks)
+
+
+def decode_ring(
+    q: jax.Array,
+    ring: jax.Array,
+    held: jax.Array,
+    positions: jax.Array,
+    sinks: jax.Array,
+    *,
+    window: int | jax.Array,
+) -> jax.Array:
+    """One query of each sequence attends to the last `window` keys, itself included, of a ring.
+
+    q [B, H, h] at int32 positions [B], negative where there is no token; ring [B, K, W, 2h], W ≥ window
+    rows [K | V] in any order; held int32 [B, W], the position of each row, negative where it holds none (it
+    may then hold anything that is finite); sinks [H]. Returns [B, H, h] in q's dtype, zeros where nothing
+    is seen.
+    """
+    choice = choose("attention.decode_ring", ("reference", "tpu"))
+    if choice.implementation == "tpu":
+        return tpu.decode_ring(
+            q, ring, held, positions, sinks, window=window, interpret=choice.interpret, chip=choice.chip
+        )
+    return reference.decode_ring(q, ring, held, positions, sinks, window=window)

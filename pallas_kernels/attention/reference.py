@@ -1,0 +1,109 @@
+"""Attention in plain JAX, scores and softmax in float32: what the kernels must equal, and what runs on a
+CPU.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+LOWEST_SINK = -1e30
+"""A sink below this is as good as none; -inf itself would make the softmax of no keys NaN."""
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array, visible: jax.Array) -> jax.Array:
+    """Softmax attention whose denominator also holds one learned logit per head, the sink, without a value.
+
+    q [B, T, H, h]; k, v [B, S, K, h]; sinks [H]; visible bool [B, T, S]. Returns [B, T, H, h] in q's dtype.
+    Scores and softmax are float32.
+    """
+    batch, length, heads, size = q.shape
+    kv_heads = k.shape[2]
+    q = q.reshape(batch, length, kv_heads, heads // kv_heads, size)
+    scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) * size**-0.5
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    sink = jnp.maximum(sinks.astype(jnp.float32), LOWEST_SINK)
+    sink = sink.reshape(kv_heads, heads // kv_heads)[None, :, :, None]
+    highest = jax.lax.stop_gradient(jnp.maximum(scores.max(axis=-1), sink))  # finite: the sink is
+    shares = jnp.exp(scores - highest[..., None])
+    total = shares.sum(axis=-1) + jnp.exp(sink - highest)
+    shares = (shares / total[..., None]).astype(v.dtype)
+    out = jnp.einsum("bkgts,bskh->btkgh", shares, v, preferred_element_type=jnp.float32)
+    return out.reshape(batch, length, heads, size).astype(q.dtype)
+
+
+def sees(query_positions: jax.Array, key_positions: jax.Array, window: int | jax.Array | None) -> jax.Array:
+    """bool [B, T, S]: may the query at [B, T] see the key at [B, S]? Itself, the past, and within `window`
+    only its last keys, itself included; a negative position is a token that does not exist."""
+    query, key = query_positions[:, :, None], key_positions[:, None, :]
+    visible = (key >= 0) & (key <= query)
+    return visible if window is None else visible & (key > query - window)
+
+
+def attend_entries(
+    q: jax.Array,
+    entries: jax.Array,
+    sinks: jax.Array,
+    query_positions: jax.Array,
+    key_positions: jax.Array,
+    window: int | jax.Array | None,
+) -> jax.Array:
+    """q [B, T, H, h] attends to entries [B, S, K, 2h] at positions [B, S]; entries at negative ones may hold
+    anything, NaN included."""
+    kept = jnp.where((key_positions >= 0)[:, :, None, None], entries, 0)
+    k, v = jnp.split(kept, 2, axis=-1)
+    return attend(q, k, v, sinks, sees(query_positions, key_positions, window))
+
+
+def decode_pages(
+    q: jax.Array, pages: jax.Array, table: jax.Array, lengths: jax.Array, sinks: jax.Array
+) -> jax.Array:
+    """See `pallas_kernels.attention.decode_pages`."""
+    return prefill_pages(q[:, None], pages, table, lengths[:, None] - 1, sinks)[:, 0]
+
+
+def prefill_pages(
+    q: jax.Array, pages: jax.Array, table: jax.Array, positions: jax.Array, sinks: jax.Array
+) -> jax.Array:
+    """See `pallas_kernels.attention.prefill_pages`."""
+    _, kv_heads, page, row = pages.shape
+    batch = q.shape[0]
+    gathered = pages.at[table].get(mode="clip")  # [B, M, K, P, 2h]
+    entries = gathered.swapaxes(2, 3).reshape(batch, -1, kv_heads, row)
+    keys = jnp.arange(table.shape[1] * page)
+    held = jnp.where(keys <= positions.max(axis=1, keepdims=True), keys, -1)
+    return attend_entries(q, entries, sinks, positions, held, None)
+
+
+def decode_ring(
+    q: jax.Array,
+    ring: jax.Array,
+    held: jax.Array,
+    positions: jax.Array,
+    sinks: jax.Array,
+    *,
+    window: int | jax.Array,
+) -> jax.Array:
+    """See `pallas_kernels.attention.decode_ring`."""
+    return attend_entries(q[:, None], ring.swapaxes(1, 2), sinks, positions[:, None], held, window)[:, 0]
+
+
+def prefill(
+    q: jax.Array,
+    kv: jax.Array,
+    positions: jax.Array,
+    sinks: jax.Array,
+    ring: jax.Array | None = None,
+    held: jax.Array | None = None,
+    *,
+    window: int | jax.Array | None,
+) -> jax.Array:
+    """See `pallas_kernels.attention.prefill`."""
+    key_positions = positions
+    if ring is not None and held is not None:
+        # The chunk may already stand in the ring; there it is not to be seen a second time.
+        first = jnp.where(positions >= 0, positions, jnp.iinfo(jnp.int32).max).min(axis=1, keepdims=True)
+        before = jnp.where(held < first, held, -1)
+        kv = jnp.concatenate([ring.swapaxes(1, 2), kv], axis=1)
+        key_positions = jnp.concatenate([before, positions], axis=1)
+    return attend_entries(q, kv, sinks, positions, key_positions, window)
