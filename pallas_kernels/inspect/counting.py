@@ -43,6 +43,7 @@ _ENVIRONMENT = {
     # Any type: libtpu warns if it finds none, and the topologies described here do not depend on it.
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
 }
+_NO_ESTIMATE = 1 << 60
 _BUNDLES = re.compile(r"^\d+-(.+)-\d+-final_bundles\.txt$")
 
 
@@ -143,12 +144,13 @@ def count(
     core = chips.one_core(chip)
     placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=core), tuple(args))
     start = time.monotonic()
-    with using("tpu", chip):
-        lowered = jax.jit(lambda *a: fn(*a)).lower(*placed)  # a new function: nothing comes from jax's caches
     try:
+        with using("tpu", chip):
+            lowered = jax.jit(lambda *a: fn(*a)).lower(*placed)  # a new function: nothing comes from caches
         compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        raise CountError(f"{kernel} for {chip}: the compiler refuses it: {error}") from error
+    except Exception as error:  # Pallas and XLA raise many kinds, all of which mean that there is no program
+        reason = str(error).strip().partition("\n")[0]
+        raise CountError(f"{kernel} does not compile for {chip}: {reason}") from error
     seconds = time.monotonic() - start
     text = _read(folder, kernel, "final_bundles")
     utilization = dump.parse_utilization(_read(folder, kernel, "final_hlo-static-per-bundle-utilization"))
@@ -208,6 +210,10 @@ def _read(folder: str, kernel: str, kind: str) -> str:
 
 
 def _other_cycles(text: str) -> dict[str, int]:
-    """The compiler's cycle estimates by instruction; it makes none for kernels."""
-    found = re.findall(r"%([\w.\-]+) = [^\n]*?\"estimated_cycles\":\"(\d+)\"", text)
-    return {name: int(cycles) for name, cycles in found}
+    """The compiler's cycle estimates of the program's outermost instructions; it makes none for kernels.
+
+    Bodies of loops and branches are not added up, and instructions that it has no estimate for are left out.
+    """
+    entry = text[text.index("\nENTRY ") :].partition("\n}")[0] if "\nENTRY " in text else ""
+    found = re.findall(r"%([\w.\-]+) = [^\n]*?\"estimated_cycles\":\"(\d+)\"", entry)
+    return {name: int(cycles) for name, cycles in found if int(cycles) < _NO_ESTIMATE}
