@@ -79,6 +79,8 @@ class HarmonyEncoding:
         self._special_tokens = dict(special_tokens)
         self.ordinary_tokens = list(tokens)
         """The bytes of the tokens that are text, by id."""
+        self.known_texts: list[str | None] = [None] * len(self.ordinary_tokens)
+        """The texts of those that `token_text` was asked for: decoding each once makes parsing fast."""
         self._special_bytes = {token: text.encode() for text, token in special_tokens.items()}
         self.start = special_tokens["<|start|>"]
         self.channel = special_tokens["<|channel|>"]
@@ -122,6 +124,18 @@ class HarmonyEncoding:
         if 0 <= token < len(self.ordinary_tokens):
             return self.ordinary_tokens[token]
         return self._special_bytes.get(token)
+
+    def token_text(self, token: int) -> str | None:
+        """The text of an ordinary token; None for any other and for parts of characters."""
+        if not 0 <= token < len(self.ordinary_tokens):
+            return None
+        text = self.known_texts[token]
+        if text is None:
+            try:
+                text = self.known_texts[token] = self.ordinary_tokens[token].decode()
+            except UnicodeDecodeError:
+                return None
+        return text
 
     def stop_tokens(self) -> list[int]:
         """The tokens that end a message: end, return, call."""

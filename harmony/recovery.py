@@ -77,24 +77,17 @@ class _Content:
         self.texts: list[str] = []
         self.pending = b""  # the bytes of a character whose rest has not come
 
-    def add_bytes(self, data: bytes, events: list[Event], *, final: bool = False) -> None:
-        """Adds the text that the bytes complete; broken ones, and open ones if `final`, become U+FFFD."""
-        if self.pending:
-            data = self.pending + data
-        try:
-            text = data.decode()  # half the cost of what follows
-            self.pending = b""
-        except UnicodeDecodeError:
-            text, used = utf_8_decode(data, "replace", final)
-            self.pending = data[used:]
-        self.add_text(text, events)
+    def decode(self, data: bytes, *, final: bool = False) -> str:
+        """The text that the bytes complete; broken ones, and open ones if `final`, become U+FFFD."""
+        data = self.pending + data
+        text, used = utf_8_decode(data, "replace", final)
+        self.pending = data[used:]
+        return text
 
-    def add_text(self, text: str, events: list[Event]) -> None:
-        """Adds text."""
-        if text:
-            self.texts.append(text)
-            delta = (self.number, text, self.channel, self.recipient, self.content_type)
-            events.append(_new(ContentDelta, delta))
+    def add_text(self, text: str) -> ContentDelta:
+        """Adds text, which is not empty."""
+        self.texts.append(text)
+        return _new(ContentDelta, (self.number, text, self.channel, self.recipient, self.content_type))
 
     def message(self) -> Message:
         return Message(
@@ -113,8 +106,8 @@ class RecoveringParser:
     def __init__(self, encoding: HarmonyEncoding, role: Role | None = Role.ASSISTANT) -> None:
         """With a `role`, the tokens start after `<|start|>role`; with None, at `<|start|>`."""
         self._encoding = encoding
-        self._table = encoding.ordinary_tokens
-        self._size = len(self._table)
+        self._texts = encoding.known_texts
+        self._size = len(self._texts)
         self._ends: dict[int, EndToken] = {
             encoding.end: "<|end|>",
             encoding.return_: "<|return|>",
@@ -139,26 +132,32 @@ class RecoveringParser:
 
     def feed(self, tokens: Iterable[int]) -> list[Event]:
         """Takes tokens and returns what happened, the text between two other events as one delta."""
-        table, size = self._table, self._size
-        content = self._content if self._header is None else None
+        texts, size = self._texts, self._size
+        content = self._whole_text_goes_to()
         events: list[Event] = []
         self._events = events
-        run: list[bytes] = []
+        run: list[str] = []
         for token in tokens:
-            if content is not None and 0 <= token < size:
-                run.append(table[token])
+            text = texts[token] if 0 <= token < size else None
+            if text is not None and content is not None:
+                run.append(text)
             else:
                 if run and content is not None:
                     self._position += len(run)
-                    content.add_bytes(b"".join(run), events)
+                    events.append(content.add_text("".join(run)))
                     run.clear()
                 self._take(token)
                 self._position += 1
-                content = self._content if self._header is None else None
+                content = self._whole_text_goes_to()
         if run and content is not None:
             self._position += len(run)
-            content.add_bytes(b"".join(run), events)
+            events.append(content.add_text("".join(run)))
         return events
+
+    def _whole_text_goes_to(self) -> _Content | None:
+        """The message to which a token of whole characters adds just these."""
+        content = self._content
+        return None if content is None or content.pending or self._header is not None else content
 
     def finish(self) -> list[Event]:
         """Ends the stream; an open message is finished as it is."""
@@ -230,7 +229,11 @@ class RecoveringParser:
             header.tokens.append(token)
 
     def _take_in_content(self, content: _Content, token: int) -> None:
-        if token in self._ends:
+        data = self._encoding.token_bytes(token)
+        if token < self._size and data is not None:
+            self._encoding.token_text(token)  # from now on `feed` finds it
+            self._add_bytes(content, data)
+        elif token in self._ends:
             if token == self._encoding.end_of_text:
                 self._report("ended_by_endoftext", self._position, self._raw([token]))
             self._close(content, self._ends[token])
@@ -242,7 +245,7 @@ class RecoveringParser:
             self._header = _Header(self._position, Role.ASSISTANT, tokens=[token])
         else:
             self._report_stray(token, "special_token_in_content")
-            content.add_bytes(self._encoding.token_bytes(token) or REPLACEMENT.encode(), self._events)
+            self._add_bytes(content, data or REPLACEMENT.encode())
 
     def _take_in_possible_header(self, content: _Content, header: _Header, token: int) -> None:
         encoding = self._encoding
@@ -267,7 +270,7 @@ class RecoveringParser:
             return
         raw = self._raw(header.tokens)
         self._report("special_token_in_content", header.first, raw)
-        content.add_bytes(raw.encode(), self._events)
+        self._add_bytes(content, raw.encode())
 
     def _becomes_guarded(self, content: _Content, header: _Header) -> bool:
         """Begins a message at a broken header inside content, where that keeps text from more readers.
@@ -356,11 +359,17 @@ class RecoveringParser:
                 content.number, content.author, content.channel, content.recipient, content.content_type
             )
         )
-        content.add_text(read.text, self._events)
+        if read.text:
+            self._events.append(content.add_text(read.text))
         return content
 
+    def _add_bytes(self, content: _Content, data: bytes, *, final: bool = False) -> None:
+        text = content.decode(data, final=final)
+        if text:
+            self._events.append(content.add_text(text))
+
     def _close(self, content: _Content, end: EndToken | None) -> None:
-        content.add_bytes(b"", self._events, final=True)
+        self._add_bytes(content, b"", final=True)
         message = content.message()
         self._messages.append(message)
         self._events.append(MessageFinished(content.number, message, end))

@@ -36,6 +36,8 @@ class StreamableParser:
         With `strict=False` a header that ends in a stop token becomes a message of its text.
         """
         self._encoding = encoding
+        self._texts = encoding.known_texts
+        self._size = len(self._texts)
         self._strict = strict
         self._stop_tokens = frozenset(encoding.stop_tokens())
         self._next_role = role
@@ -54,7 +56,11 @@ class StreamableParser:
         """Takes one token. Raises HarmonyError where the format is broken."""
         self._tokens.append(token)
         if self._header is not None:
-            if token in self._stop_tokens:
+            text = self._texts[token] if 0 <= token < self._size else None
+            if text is not None and not self._pending and not self._unknown:
+                self._deltas.append(text)
+                self._last_delta = text
+            elif token in self._stop_tokens:
                 self._close(self._header)
             else:
                 self._last_delta = self._take_content(token)
@@ -105,6 +111,7 @@ class StreamableParser:
         if added is None or self._unknown:
             self._unknown.append(token)
             return None
+        self._encoding.token_text(token)  # from now on `process` finds it
         data = self._pending + added
         try:
             delta = data.decode()

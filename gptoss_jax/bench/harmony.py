@@ -164,8 +164,10 @@ def compare_conversation(
     def their_process() -> list[str]:
         return processed(sides.known.StreamableParser(theirs, None), tokens)
 
-    def feed(size: int) -> list[str]:
-        return fed(harmony.RecoveringParser(ours, None), tokens, size)
+    def feed(steps: Sequence[Sequence[int]]) -> list[str]:
+        return fed(harmony.RecoveringParser(ours, None), steps)
+
+    one_by_one, by_eight = ([tokens[i : i + size] for i in range(0, len(tokens), size)] for size in (1, 8))
 
     rows: list[tuple[str, Callable[[], Any], Callable[[], Any], Callable[[Any], Any], float | None]] = [
         (
@@ -190,8 +192,8 @@ def compare_conversation(
             None,
         ),
         ("stream: process, its delta", process, their_process, list, STREAM_TARGET),
-        ("stream: events of 1 token", lambda: feed(1), their_process, list, STREAM_TARGET),
-        ("stream: events of 8 tokens", lambda: feed(8), their_process, "".join, STREAM_TARGET),
+        ("stream: events of 1 token", lambda: feed(one_by_one), their_process, list, STREAM_TARGET),
+        ("stream: events of 8 tokens", lambda: feed(by_eight), their_process, "".join, STREAM_TARGET),
     ]
     for work, our_call, their_call, comparable, _ in rows:
         same(f"{work} of the {name} conversation", comparable(our_call()), comparable(their_call()))
@@ -213,11 +215,11 @@ def processed(parser: Any, tokens: Sequence[int]) -> list[str]:
     return deltas
 
 
-def fed(parser: harmony.RecoveringParser, tokens: Sequence[int], size: int) -> list[str]:
-    """The deltas among the events of so many tokens at a time."""
+def fed(parser: harmony.RecoveringParser, steps: Sequence[Sequence[int]]) -> list[str]:
+    """The deltas among the events of the tokens of each step of a sampling loop."""
     deltas = []
-    for start in range(0, len(tokens), size):
-        for event in parser.feed(tokens[start : start + size]):
+    for tokens in steps:
+        for event in parser.feed(tokens):
             if type(event) is harmony.ContentDelta:
                 deltas.append(event.text)
     return deltas
