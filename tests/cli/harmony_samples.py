@@ -1,8 +1,13 @@
-"""Conversations in all their forms, with everything a form can hold."""
+"""Conversations in all their forms, with everything a form can hold, and the commands run on them."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+from command_runner import run
+
+from harmony import Conversation, Message, load_harmony_encoding
 
 PARAMETERS = {
     "type": "object",
@@ -116,3 +121,19 @@ I look it up.
 5 °C
 </tool_response><|im_end|>
 """
+
+ENCODING = load_harmony_encoding()
+CONVERSATION = Conversation(messages=[Message.from_dict(message) for message in HARMONY["messages"]])
+
+
+def command(*arguments: str, stdin: Any = HARMONY, terminal: bool = False) -> str:
+    """The output of a command that succeeds without a word on standard error."""
+    data = stdin if isinstance(stdin, str | bytes) else json.dumps(stdin)
+    done = run("harmony", *arguments, stdin=data, terminal=terminal)
+    assert (done.code, done.error) == (0, "")
+    return done.text
+
+
+def tokens_of(output: str) -> list[int]:
+    """The ids that `render --tokens` printed."""
+    return [int(word) for word in output.split()]

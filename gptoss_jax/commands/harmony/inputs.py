@@ -47,8 +47,8 @@ _CONTENTS: Mapping[str, type[Content]] = {
 }
 _ROLES = [role.value for role in Role]
 
-# Far from what any conversation needs, and from where Python's recursion ends.
-_MOST_LEVELS = 64
+# As JSON Schemas in requests: far from what any conversation needs, and from where Python's recursion ends.
+_MOST_LEVELS = 128
 
 
 def source_name(file: str) -> str:

@@ -15,21 +15,26 @@ def lost_in_chatml(conversation: Conversation) -> list[str]:
     What is not named here comes back from `conversation_from_chatml(chatml_from_conversation(…))`.
     """
     messages = conversation.messages
-    waiting: list[str | None] = []  # tools called whose results have not come
+    waiting: list[str | None] = []  # the tools called in the assistant's last turn, less the results
     lines = []
     for number, message in enumerate(messages):
-        if message.author.role is Role.TOOL:
+        role = message.author.role
+        if role is Role.TOOL:
             called = waiting.pop(0) if waiting else None
             lost = [*_of_result(message, called), *_of_parts(message)]
         else:
+            if role is Role.ASSISTANT and (not message.is_call or _follows_result(messages, number)):
+                waiting = []
             if message.is_call:
                 waiting.append(message.recipient)
-            elif message.author.role is not Role.ASSISTANT:
-                waiting = []
             lost = [*_of_header(message), *_of_parts(message), *_of_neighbours(messages, number)]
         if lost:
             lines.append(f"messages[{number}]: {', '.join(lost)}")
     return lines
+
+
+def _follows_result(messages: Sequence[Message], number: int) -> bool:
+    return number > 0 and messages[number - 1].author.role is Role.TOOL
 
 
 def _of_header(message: Message) -> Iterator[str]:

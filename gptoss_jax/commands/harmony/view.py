@@ -76,10 +76,14 @@ def _head(number: int, message: Message, tokens: int, width: int, paint: Paint) 
         said.append(printable(message.content_type))
     count = _count(tokens, "token")
     left = f"{number} {' · '.join(said)}"
-    room = width - display_width(left) - len(count) - len("──  ") - 1
-    rule = "─" * max(2, room)
     colour = _ROLE_COLOURS[message.author.role]
-    yield f"{paint('──', 'dim')} {paint(left, 'bold', colour)} {paint(rule, 'dim')} {count}"
+    room = width - display_width(left) - len(count) - len("──  ") - 1
+    if room < 2:  # a long head has lines of its own
+        for line in wrapped(left, width - len("── ")):
+            yield f"{paint('──', 'dim')} {paint(line, 'bold', colour)}"
+        yield f"{paint('─' * (width - len(count) - 1), 'dim')} {count}"
+    else:
+        yield f"{paint('──', 'dim')} {paint(left, 'bold', colour)} {paint('─' * room, 'dim')} {count}"
 
 
 def _token_lines(encoding: HarmonyEncoding, tokens: list[int], width: int, paint: Paint) -> Iterator[str]:
