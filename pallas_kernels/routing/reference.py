@@ -70,11 +70,23 @@ def route(logits: jax.Array, experts_per_token: int, valid: jax.Array | None = N
     logits [T, E] of any float dtype; `valid` bool [T] marks real tokens (None: all). Source: the router of
     the published model.
     """
-    top, experts = jax.lax.top_k(logits.astype(jnp.float32), experts_per_token)
+    # top_k may order −0 below +0; they are equal here, and of equal logits the first wins. Compared as bits
+    # because the CPU's arithmetic takes subnormal numbers for zeros, which top_k does not.
+    logits = logits.astype(jnp.float32)
+    logits = jnp.where(jax.lax.bitcast_convert_type(logits, jnp.uint32) == 1 << 31, 0.0, logits)
+    top, experts = jax.lax.top_k(logits, experts_per_token)
     weights = jax.nn.softmax(top, axis=-1)
     if valid is not None:
         experts = jnp.where(valid[:, None], experts, logits.shape[-1])
     return Route(experts.astype(jnp.int32), weights)
+
+
+def route_and_schedule(
+    logits: jax.Array, experts_per_token: int, tile: int, valid: jax.Array | None = None
+) -> tuple[Route, Schedule]:
+    """`route`, and the `schedule_tiles` of what it chose."""
+    routed = route(logits, experts_per_token, valid)
+    return routed, schedule_tiles(routed.experts, logits.shape[-1], tile)
 
 
 def group_by_expert(experts: jax.Array, num_experts: int) -> Groups:
