@@ -21,9 +21,10 @@ class ChipFacts:
     ÷ (2 × units × size²); for v6e and 7x, where that gives twice what a vector unit can run at (each unit
     finishes two results a cycle), it is the clock that fits the compiler's own cycle estimates.
 
-    `cores_per_device`: TensorCores that jax presents as one device, which run one program together: v5p has
-    two (its grid is split only along dimensions that are declared parallel and have a constant size), the
-    two cores of a 7x chip are two devices.
+    `delay_slots`: cycles behind a branch that are executed whether or not it is taken, as the compiler
+    fills them. `cores_per_device`: TensorCores that jax presents as one device, which run one program
+    together: v5p has two (its grid is split only along dimensions that are declared parallel and have a
+    constant size), the two cores of a 7x chip are two devices.
     """
 
     name: Chip
@@ -33,6 +34,7 @@ class ChipFacts:
     matrix_rate: float
     vmem: int
     clock: float
+    delay_slots: int
     topology: str
 
     @property
@@ -54,10 +56,10 @@ class ChipFacts:
 _GIB, _MIB = 1 << 30, 1 << 20
 
 FACTS: dict[Chip, ChipFacts] = {
-    "v5e": ChipFacts("v5e", 1, 16 * _GIB, 820e9, 197e12, 128 * _MIB, 1.5e9, "v5e:1x1"),
-    "v5p": ChipFacts("v5p", 2, 48 * _GIB, 1230e9, 229.5e12, 64 * _MIB, 1.75e9, "v5p:1x1x1"),
-    "v6e": ChipFacts("v6e", 1, 32 * _GIB, 1640e9, 920e12, 128 * _MIB, 1.75e9, "v6e:1x1"),
-    "7x": ChipFacts("7x", 1, 96 * _GIB, 3700e9, 1155e12, 64 * _MIB, 2.2e9, "tpu7x:1x1x1"),
+    "v5e": ChipFacts("v5e", 1, 16 * _GIB, 820e9, 197e12, 128 * _MIB, 1.5e9, 4, "v5e:1x1"),
+    "v5p": ChipFacts("v5p", 2, 48 * _GIB, 1230e9, 229.5e12, 64 * _MIB, 1.75e9, 4, "v5p:1x1x1"),
+    "v6e": ChipFacts("v6e", 1, 32 * _GIB, 1640e9, 920e12, 128 * _MIB, 1.75e9, 4, "v6e:1x1"),
+    "7x": ChipFacts("7x", 1, 96 * _GIB, 3700e9, 1155e12, 64 * _MIB, 2.2e9, 6, "tpu7x:1x1x1"),
 }
 
 

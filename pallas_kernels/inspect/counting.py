@@ -44,7 +44,7 @@ _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
 }
 _NO_ESTIMATE = 1 << 60
-_BUNDLES = re.compile(r"^\d+-(.+)-\d+-final_bundles\.txt$")
+_BUNDLES = re.compile(r"^\d+-(.+)-\d+-packed-bundles-post-ra\.txt$")
 
 
 class CountError(RuntimeError):
@@ -152,9 +152,9 @@ def count(
         reason = str(error).strip().partition("\n")[0]
         raise CountError(f"{kernel} does not compile for {chip}: {reason}") from error
     seconds = time.monotonic() - start
-    text = _read(folder, kernel, "final_bundles")
-    utilization = dump.parse_utilization(_read(folder, kernel, "final_hlo-static-per-bundle-utilization"))
-    program = build(dump.parse_bundles(text), utilization)
+    text = _read(folder, kernel, "packed-bundles-post-ra")
+    utilization = dump.parse_utilization(_read(folder, kernel, "pre-delay_hlo-static-per-bundle-utilization"))
+    program = build(dump.parse_bundles(text), utilization, chips.facts(chip).delay_slots)
     traces: tuple[execution.Trace, ...] = ()
     if scalars is not None:
         values = dict(enumerate(scalars))
@@ -184,7 +184,7 @@ def _dump_folder() -> str:
         os.environ.get("LIBTPU_INIT_ARGS", ""),
         f"--xla_jf_dump_to={folder}",
         "--xla_jf_dump_llo_text=true",
-        "--xla_jf_dump_llo_pass_label_regex=(^original$|final_bundles|final_hlo)",
+        "--xla_jf_dump_llo_pass_label_regex=(^original$|packed-bundles-post-ra|pre-delay_hlo)",
     )
     os.environ["LIBTPU_INIT_ARGS"] = " ".join(flags).strip()
     return folder

@@ -1,10 +1,11 @@
-"""Reading what libtpu dumps about a kernel: its final bundles, the use of its units, its allocations.
+"""Reading what libtpu dumps about a kernel: its scheduled bundles, the use of its units, its allocations.
 
-A bundle is one very long instruction word; the core issues one per cycle. `*-final_bundles.txt` has one
-line per bundle (an address, a marker where control can arrive, the nesting depth in loops as `>`, the
-instructions between braces); `*-final_hlo-static-per-bundle-utilization.txt` has, in the same order, the
-units that each bundle uses under a header with their names and capacities, whose order differs between
-versions of libtpu.
+A bundle is one very long instruction word; the core issues one per cycle. `*-packed-bundles-post-ra.txt`
+has one line per bundle, empty ones included: an address, a marker where control can arrive, the nesting
+depth in loops as `>`, the instructions between braces. (`*-final_bundles.txt` is shorter, because a later
+pass folds empty bundles into delays of the one before; they are cycles all the same.)
+`*-pre-delay_hlo-static-per-bundle-utilization.txt` has, for the same bundles, the units that are busy,
+under a header with their names and capacities, whose order differs between versions of libtpu.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import dataclasses
 import re
 
 _COMMENT = re.compile(r"/\*(.*?)\*/", re.DOTALL)
-_REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 _OPERAND_NAME = re.compile(r"\s*(\w+=)\s*")
 _BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s*((?:[A-Z]{2} ?)*):([\s>]*)\{(.*)$")
 _INSTRUCTION = re.compile(r"^(?:%(\w+) = )?([a-z][\w.<>]*(?: memory space>)?)\s*(.*)$", re.DOTALL)
@@ -43,13 +43,12 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """One cycle's instructions. `marker` says that control can arrive here, `starts` which regions begin."""
+    """One cycle's instructions. `marker` is not empty where control can arrive by a branch."""
 
     index: int
     marker: str
     depth: int
     instructions: tuple[Instruction, ...]
-    starts: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,32 +61,28 @@ class Utilization:
 
 
 def parse_bundles(text: str) -> list[Bundle]:
-    """The bundles of a `*-final_bundles.txt`, in order; DumpError if there are none or one is out of
+    """The bundles of a `*-packed-bundles-post-ra.txt`, in order; DumpError if there are none or one is out of
     order."""
     bundles: list[Bundle] = []
-    for line in _COMMENT.sub(_keep_what_counts, text).splitlines():
+    for line in _COMMENT.sub(_keep_operand_names, text).splitlines():
         match = _BUNDLE.match(line)
         if match is None:
             continue
         address, marker, depth, rest = match.groups()
-        body, _, tail = rest.rpartition("}")
         if int(address, 16) != len(bundles):
             raise DumpError(f"bundle {address} follows bundle {len(bundles) - 1:#x} in the dump")
-        starts = frozenset(int(number) for number in re.findall(r"@start(\d+)", body + tail))
-        instructions = tuple(
-            parse_instruction(part) for part in re.sub(r"@start\d+", "", body).split(" ;; ") if part.strip()
-        )
-        bundles.append(Bundle(len(bundles), marker.strip(), depth.count(">"), instructions, starts))
+        body = rest.rpartition("}")[0]
+        instructions = tuple(parse_instruction(part) for part in body.split(" ;; ") if part.strip())
+        bundles.append(Bundle(len(bundles), marker.strip(), depth.count(">"), instructions))
     if not bundles:
-        raise DumpError("the dump of final bundles holds none")
+        raise DumpError("the dump of bundles holds none")
     return bundles
 
 
-def _keep_what_counts(comment: re.Match[str]) -> str:
-    """A comment names an operand (`/*hbm=*/`), tells where regions start, or is only for human readers."""
-    if name := _OPERAND_NAME.fullmatch(comment[1]):
-        return name[1]
-    return " ".join(f"@start{number}" for kind, number in _REGION.findall(comment[1]) if kind != "End")
+def _keep_operand_names(comment: re.Match[str]) -> str:
+    """A comment names an operand (`/*hbm=*/`), or is only for human readers."""
+    name = _OPERAND_NAME.fullmatch(comment[1])
+    return name[1] if name else ""
 
 
 def parse_instruction(text: str) -> Instruction:

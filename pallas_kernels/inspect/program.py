@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 from pallas_kernels.inspect.dump import Bundle, DumpError, Instruction, Utilization
 
-DELAY_SLOTS = 4
-"""Bundles after a branch that are executed whether or not it is taken (every generation from v5e to 7x)."""
+_TARGET = re.compile(r"^target bundleno = (\d+)\b")
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A run of bundles that is always executed whole: first and one past the last, and its units' use."""
+    """A run of bundles that is always executed whole: first and one past the last, and its units' use.
+
+    `empty`: how many of its bundles hold no instruction, cycles in which the core waits for results.
+    """
 
     number: int
     start: int
     stop: int
     depth: int
+    empty: int
     use: tuple[int, ...]
     target: int | None
-    """Number of the block that the branch at the block's end goes to if it is taken (the number of blocks:
-    the program ends); None: no branch."""
+    """Number of the block that the branch at the block's end goes to if it is taken; None: no branch."""
 
     @property
     def size(self) -> int:
@@ -69,37 +72,33 @@ def branch(bundle: Bundle) -> Instruction | None:
     return next((found for found in bundle.instructions if found.opcode.startswith("sbr")), None)
 
 
-def region(instruction: Instruction) -> int:
-    """The region that a branch goes to."""
+def target(instruction: Instruction) -> int:
+    """The number of the bundle that a branch goes to."""
     for operand in instruction.operands:
-        if "$region" in operand:
-            return int(operand.rpartition("$region")[2])
-    raise DumpError(f"a branch without a region: {instruction.opcode} {', '.join(instruction.operands)}")
+        if found := _TARGET.match(operand):
+            return int(found[1])
+    raise DumpError(f"a branch without a target: {instruction.opcode} {', '.join(instruction.operands)}")
 
 
-def build(bundles: list[Bundle], utilization: Utilization) -> Program:
-    """Cuts bundles into blocks at branches (behind their delay slots) and wherever control can arrive.
+def build(bundles: list[Bundle], utilization: Utilization, delay_slots: int) -> Program:
+    """Cuts bundles into blocks at branches, behind their delay slots, and wherever control can arrive.
 
-    A region without any bundle is the one behind the kernel's end: on chips whose two cores share a
-    program, the second core branches there. DumpError if the two dumps differ in length or a branch leads
-    to a place that the dump does not mark.
+    DumpError if the two dumps differ in length, or if the delay slots of a branch are not what they should
+    be: the branch leads out of the program, or control can arrive between it and the end of its slots.
     """
     if len(utilization.rows) != len(bundles):
         raise DumpError(f"{len(bundles)} bundles, but units' use of {len(utilization.rows)}")
-    entries = {number: bundle.index for bundle in bundles if bundle.marker for number in bundle.starts}
-    anywhere = {number for bundle in bundles for number in bundle.starts}
+    arrivals = {0} | {bundle.index for bundle in bundles if bundle.marker}
     targets: dict[int, int] = {}
-    cuts = {0, len(bundles)} | {bundle.index for bundle in bundles if bundle.marker}
     for bundle in bundles:
         found = branch(bundle)
         if found is None:
             continue
-        end = min(bundle.index + DELAY_SLOTS + 1, len(bundles))
-        targets[end] = entries.get(region(found), len(bundles))
-        if targets[end] == len(bundles) and region(found) in anywhere:
-            raise DumpError(f"the branch at {bundle.index:#x} leads to a place that the dump does not mark")
-        cuts |= {end, targets[end]}
-    edges = sorted(cuts)
+        end = bundle.index + delay_slots + 1
+        if end > len(bundles) or target(found) > len(bundles) or arrivals & {*range(bundle.index + 1, end)}:
+            raise DumpError(f"the branch at {bundle.index:#x} has not {delay_slots} delay slots")
+        targets[end] = target(found)
+    edges = sorted(arrivals | targets.keys() | {*targets.values()} | {len(bundles)})
     numbers = {start: number for number, start in enumerate(edges)}
     blocks = tuple(
         Block(
@@ -107,6 +106,7 @@ def build(bundles: list[Bundle], utilization: Utilization) -> Program:
             start=start,
             stop=stop,
             depth=max(bundle.depth for bundle in bundles[start:stop]),
+            empty=sum(not bundle.instructions for bundle in bundles[start:stop]),
             use=tuple(sum(column) for column in zip(*utilization.rows[start:stop], strict=True)),
             target=numbers[targets[stop]] if stop in targets else None,
         )
