@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from harmony import (
     parse_completion,
 )
+from harmony.vocabulary import SPECIAL_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -82,23 +83,62 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
         assert words in done.error
 
 
+def tokenizer(**changes: Any) -> bytes:
+    """A `tokenizer.json` of the 256 single bytes and harmony's special tokens, some of it replaced."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(256)).difference(visible))
+    document = {
+        "model": {"vocab": {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}},
+        "added_tokens": [{"content": text, "id": 256 + n} for n, text in enumerate(SPECIAL_TOKENS)],
+    }
+    return json.dumps(document | changes).encode()
+
+
+def special(ids: Any) -> list[dict[str, Any]]:
+    return [{"content": text, "id": token} for text, token in zip(SPECIAL_TOKENS, ids, strict=False)]
+
+
+def test_the_vocabulary_that_is_damaged_below_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "v.json"
+    path.write_bytes(tokenizer())
+    text = "ordinary tëxt"
+    conversation = [{"role": "user", "channel": "c", "content": text}]
+    output = command("render", "--tokens", "--vocabulary", str(path), stdin=conversation)
+    assert " ".join(map(str, text.encode())) in output
+
+
 @pytest.mark.parametrize(
-    ("name", "data"),
+    ("name", "data", "words"),
     [
-        ("v.tiktoken", b"hello"),
-        ("v.json", b"{"),
-        ("v.json", b"{}"),
-        ("v.json", b'{"model": {"vocab": {"a": []}}, "added_tokens": [{"content": [], "id": 1}]}'),
-        ("v.json", b"[" * 100_000),
+        ("v.tiktoken", b"hello", "line 1 is b'hello'"),
+        ("v.json", b"{", "is not JSON"),
+        ("v.json", b"{}", "has no model.vocab"),
+        ("v.json", tokenizer(added_tokens=special([])), "lacks the special tokens"),
+        ("v.json", tokenizer(added_tokens=7), "is no vocabulary"),
+        (
+            "v.json",
+            tokenizer(added_tokens=[*special(range(256, 265)), {"content": [], "id": 1}]),
+            "is no voc",
+        ),
+        ("v.json", tokenizer(added_tokens=special(range(9))), "special tokens must have ids from 256 on"),
+        ("v.json", tokenizer(added_tokens=special("abcdefghi")), "special tokens must have ids from 256 on"),
+        ("v.json", tokenizer(added_tokens=special([300] * 9)), "two of its special tokens have one id"),
+        ("v.json", tokenizer(model={"vocab": {"a": 0}}), "lacks 255 single bytes, the first 0x00"),
+        ("v.json", tokenizer(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}), "parenthesis"),
+        ("v.json", b"[" * 100_000, "is no vocabulary"),
     ],
 )
-def test_a_wrong_vocabulary_is_one_line_that_names_it(name: str, data: bytes, tmp_path: Path) -> None:
+def test_a_wrong_vocabulary_is_one_line_that_names_it(
+    name: str, data: bytes, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / name
     path.write_bytes(data)
-    done = run("harmony", "render", "--vocabulary", str(path), stdin=json.dumps(HARMONY))
-    assert (done.code, done.output) == (2, b"")
-    assert str(path) in done.error
-    assert done.error.count("\n") == 1
+    for arguments in (["render"], ["parse", "--from", "text"]):
+        done = run("harmony", *arguments, "--vocabulary", str(path), stdin=json.dumps(HARMONY))
+        assert (done.code, done.output) == (2, b"")
+        assert f"{path}" in done.error
+        assert words in done.error
+        assert done.error.count("\n") == 1
 
 
 WRONG_VALUES = [

@@ -82,11 +82,28 @@ def load_vocabulary(choice: str | None) -> HarmonyEncoding:
         return load_harmony_encoding()
     path = _tiny_vocabulary() if choice == "tiny" else Path(choice)
     try:
-        return load_encoding(path)
+        encoding = load_encoding(path)
+        _check_vocabulary(encoding)
     except HarmonyFormatError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise HarmonyFormatError(f"{printable(choice)} is no vocabulary: {printable(str(error))}") from None
+    return encoding
+
+
+def _check_vocabulary(encoding: HarmonyEncoding) -> None:
+    """Raises ValueError for what a `tokenizer.json` can get wrong that would only show in use."""
+    ordinary = encoding.ordinary_tokens
+    missing = set(range(256)).difference(token[0] for token in ordinary if len(token) == 1)
+    if missing:
+        raise ValueError(f"it lacks {len(missing)} single bytes, the first {min(missing):#04x}")
+    named = [encoding.start, encoding.channel, encoding.constrain, encoding.message]
+    named += [encoding.end, encoding.return_, encoding.call, encoding.end_of_text]
+    if not all(isinstance(token, int) and token >= len(ordinary) for token in named):
+        raise ValueError(f"its special tokens must have ids from {len(ordinary)} on")
+    if len(set(named)) < len(named):
+        raise ValueError("two of its special tokens have one id")
+    encoding.encode_ordinary("a")  # compiles the pattern that splits text
 
 
 def _tiny_vocabulary() -> Path:

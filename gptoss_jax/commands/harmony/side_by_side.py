@@ -46,7 +46,7 @@ def side_by_side(
             f"── {which}: {len(tokens)} tokens", f"── {chatml_size(encoding, row.chatml)} tokens", "cyan"
         )
         # Messages begin on lines of their own, which the text itself does not have.
-        harmony = [line for _, one in row.messages for line in wrapped(printable(encoding.decode(one)), half)]
+        harmony = [text for _, one in row.messages for text in wrapped(printable(encoding.decode(one)), half)]
         chatml = wrapped(printable(row.chatml.removesuffix("\n")), half) if row.chatml else iter(())
         for left, right in zip_longest(harmony, chatml, fillvalue=""):
             yield line(left, right)
