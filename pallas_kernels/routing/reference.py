@@ -73,7 +73,7 @@ def route(logits: jax.Array, experts_per_token: int, valid: jax.Array | None = N
     # top_k may order −0 below +0; they are equal here, and of equal logits the first wins. Compared as bits
     # because the CPU's arithmetic takes subnormal numbers for zeros, which top_k does not.
     logits = logits.astype(jnp.float32)
-    logits = jnp.where(jax.lax.bitcast_convert_type(logits, jnp.uint32) == 1 << 31, 0.0, logits)
+    logits = jnp.where(jax.lax.bitcast_convert_type(logits, jnp.uint32) == jnp.uint32(1 << 31), 0.0, logits)
     top, experts = jax.lax.top_k(logits, experts_per_token)
     weights = jax.nn.softmax(top, axis=-1)
     if valid is not None:
