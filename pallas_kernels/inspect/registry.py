@@ -27,7 +27,6 @@ def choose_cases(cases: list[Case], kernel: str | None) -> list[Case]:
         return cases
     chosen = [case for case in cases if kernel in f"{case.operation}/{case.model}/{case.name}"]
     if not chosen:
-        known = sorted({case.operation for case in cases})
         operations = ", ".join(sorted({case.operation for case in cases}))
         raise ValueError(
             f"no case matches {kernel!r}: it must be part of operation/model/case, with {operations}"
