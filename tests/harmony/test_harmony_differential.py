@@ -14,8 +14,8 @@ import pytest
 import harmony
 from harmony import HarmonyEncoding
 
-CONVERSATIONS = 1500
-STREAMS = 3000
+CONVERSATIONS = 5200
+STREAMS = 20_000
 
 
 def outcome(function: Any, *arguments: Any) -> Any:

@@ -33,3 +33,4 @@ def test_the_known_librarys_own_tests_pass() -> None:
         command, env={**os.environ, "PYTHONPATH": path}, cwd=SOURCE, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout[-3000:]
+    assert "42 passed" in result.stdout
