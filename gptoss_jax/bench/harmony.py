@@ -72,7 +72,7 @@ class Report:
                 f"harmony against openai-harmony {KNOWN_VERSION}: equal output, then CPU time, medians of "
                 f"{rounds} rounds in turns\n{sizes}",
                 comparison_table(self.comparisons),
-                "Encoding long runs, milliseconds (linear: the last column stays near 1)\n"
+                "Encoding long runs, milliseconds (growth: of the time per character; linear is 1, better is less)\n"
                 + self._run_table(),
             ]
         )
@@ -81,7 +81,7 @@ class Report:
         head = ["text", "", *(f"{size:,}" for size in RUN_SIZES), f"0.0.8 at {RUN_SIZES[0]:,}", "growth"]
         rows = []
         for name, ours, theirs in self.runs:
-            # Time per character of the largest three sizes against that of the three before.
+            # The largest three sizes against the three before.
             per_character = [seconds / size for seconds, size in zip(ours, RUN_SIZES, strict=True)]
             growth = statistics.median(per_character[-3:]) / statistics.median(per_character[-6:-3])
             rows.append([name, "", *(f"{s * 1e3:.3g}" for s in ours), f"{theirs * 1e3:.3g}", f"{growth:.2f}"])
