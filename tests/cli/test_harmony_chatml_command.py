@@ -7,11 +7,12 @@ import re
 
 from command_runner import run
 from harmony_samples import CONVERSATION, ENCODING, HARMONY, command, tokens_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gptoss_jax.commands.harmony.losses import lost_in_chatml
 from harmony import (
+    Author,
     Conversation,
     Message,
     Role,
@@ -41,6 +42,15 @@ def test_side_by_side_has_both_texts_the_counts_of_each_and_what_is_lost(monkeyp
     lost = "\n".join(lines[end:])
     for words in ("the model's identity", "the tools python", "response formats city", "name alice"):
         assert words in re.sub(r"\s+", " ", lost).replace("built-in tools", "tools")
+
+
+def test_side_by_side_shows_in_one_row_what_chatml_joins() -> None:
+    said = [("developer", "Be brief."), ("developer", "Be kind."), ("user", "Hi")]
+    conversation = [
+        {"role": role, "channel": None, "content": [{"type": "text", "text": text}]} for role, text in said
+    ]
+    output = command("view", "--side-by-side", "chatml", stdin=conversation)
+    assert re.findall(r"^── (\S+): \d+ tokens .*│ ── \d+ tokens$", output, re.MULTILINE) == ["0–1", "2"]
 
 
 def test_conversion_to_chatml_says_on_standard_error_what_is_lost() -> None:
@@ -76,7 +86,23 @@ def turns(draw: st.DrawFn) -> Message:
     return message
 
 
+CALL = (
+    Message.from_role_and_content(Role.ASSISTANT, '{"a": 1}')
+    .with_channel("commentary")
+    .with_recipient("functions.f")
+    .with_content_type("<|constrain|>json")
+)
+RESULT = (
+    Message.from_author_and_content(Author.new(Role.TOOL, "functions.f"), "5")
+    .with_channel("commentary")
+    .with_recipient("assistant")
+)
+THOUGHT = Message.from_role_and_content(Role.ASSISTANT, "so").with_channel("analysis")
+
+
 @given(st.lists(turns(), min_size=1, max_size=6))
+@example([CALL, THOUGHT, RESULT])
+@example([CALL, CALL, RESULT, CALL, RESULT, RESULT])
 @settings(max_examples=400, deadline=None)
 def test_what_is_not_listed_as_lost_comes_back_from_chatml(said: list[Message]) -> None:
     system = Message.from_role_and_content(

@@ -82,6 +82,8 @@ def test_parse_takes_ids_outside_the_vocabulary_as_diagnostics() -> None:
         (["--role", "user"], "<|message|>hi<|end|>", "user"),
         (["--role", "none"], "<|start|>developer<|message|>hi<|end|>", "developer"),
         (["--role", "system", "--strict"], "<|message|>hi<|end|>", "system"),
+        (["--strict"], "<|start|>user<|message|>hi<|end|>", "user"),
+        (["--strict"], "<|message|>hi<|end|>", "assistant"),
     ],
 )
 def test_parse_knows_in_whose_header_the_input_begins(options, text, role) -> None:

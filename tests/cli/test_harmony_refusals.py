@@ -14,9 +14,7 @@ from harmony_samples import CHAT, ENCODING, HARMONY, RESPONSES, command, tokens_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harmony import (
-    parse_completion,
-)
+from harmony import parse_completion
 from harmony.vocabulary import SPECIAL_TOKENS
 
 
@@ -31,6 +29,7 @@ from harmony.vocabulary import SPECIAL_TOKENS
         ('{"model": "m"}', "its keys are 'model': it must have messages"),
         ('{"input": 7}', "input is 7: it must be a string or a list"),
         ('{"prompt": 7}', "prompt is 7: it must be a string"),
+        ('{"url": "/v1/responses", "body": {"messages": []}}', "it has no input: a Responses request must"),
         ('{"body": 7}', "body is 7: it must be an object"),
         ('{"messages": 7}', "messages is 7: it must be a list"),
         ('{"messages": [7]}', "messages[0] is 7: it must be an object"),

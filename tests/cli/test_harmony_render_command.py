@@ -122,6 +122,10 @@ FORMS = {
             current_date=DATE,
         ),
     ),
+    "a chat request of parts": (
+        {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "Oslo?"}]}]},
+        conversation_from_chat([{"role": "user", "content": "Oslo?"}], current_date=DATE),
+    ),
     "responses": (
         RESPONSES,
         conversation_from_responses(
