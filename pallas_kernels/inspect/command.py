@@ -67,11 +67,11 @@ def _count(chip: Chip, cases: list[Case]) -> Iterator[tuple[Case, Row]]:
         print(f"[{number}/{len(cases)}] {title}", file=sys.stderr, flush=True)
         try:
             call = case.build()
-            count = counting.count(call.fn, call.args, chip, case.kernel, call.scalars)
+            figures = row(chip, case, counting.count(call.fn, call.args, chip, case.kernel, call.scalars))
         except (counting.CountError, DumpError, ExecutionError) as error:
             print(f"pallas_kernels.inspect: {title}: {error}", file=sys.stderr)
             continue
-        yield case, row(chip, case, count)
+        yield case, figures
 
 
 def _as_json(rows: list[Row], sums: list[Step]) -> dict[str, object]:

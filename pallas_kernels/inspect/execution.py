@@ -28,6 +28,7 @@ _ANNOTATION = re.compile(r"^(?:\w+=)?(?:\[resolvable:\$\w+\]\s*)?")
 _ALLOCATION = re.compile(r"#allocation(\w+)")
 _CORE_NUMBER = "0"  # the allocation from which a program reads the number of its core
 _WORDS_APART = 1 << 22
+_SPILLS = 1 << 40
 
 Value = int | None
 """A scalar register's value; None where it came out of a vector unit or from memory that nothing
@@ -229,16 +230,12 @@ class _Machine:
             return None
 
     def _address(self, text: str) -> Value:
-        total = 0
-        for term in text.split(" + "):
-            if found := _ALLOCATION.match(term):
-                total += _place(found[1])
-                continue
-            value = self._operand(term)
-            if value is None:
-                return None
-            total += value
-        return total
+        terms = self._terms(text)
+        return None if None in terms else sum(term for term in terms if term is not None)
+
+    def _terms(self, text: str) -> list[Value]:
+        found = [(term, _ALLOCATION.match(term)) for term in text.split(" + ")]
+        return [_place(match[1]) if match else self._operand(term) for term, match in found]
 
     def _evaluate(self, instruction: Instruction, index: int) -> tuple[str, Value] | None:
         """What an instruction writes, as (register, value), or None; effects on memory happen here."""
@@ -291,10 +288,22 @@ class _Machine:
 
     def _store(self, instruction: Instruction, index: int) -> None:
         found = _ADDRESS.match(instruction.operands[0])
-        place = self._address(found[1]) if found else None
-        if found is None or place is None:
-            raise ExecutionError(f"bundle {index:#x} stores to an address that only the device knows")
-        self.memory[place] = self._operand(found[2] or instruction.operands[-1])
+        if found is None:
+            raise ExecutionError(f"bundle {index:#x} stores in a way that is not understood")
+        place = self._address(found[1])
+        if place is None:
+            self._forget(self._terms(found[1]))
+        else:
+            self.memory[place] = self._operand(found[2] or instruction.operands[-1])
+
+    def _forget(self, terms: list[Value]) -> None:
+        """After a store somewhere: nothing is known of the allocation it hits, or of any but spilled
+        registers."""
+        known = [term // _WORDS_APART for term in terms if term is not None and term >= _WORDS_APART]
+        for place in self.memory:
+            allocation = place // _WORDS_APART
+            if (allocation in known) if known else (allocation < _SPILLS // _WORDS_APART):
+                self.memory[place] = None
 
     def _dma(self, instruction: Instruction, index: int) -> None:
         source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
@@ -321,8 +330,10 @@ class _Machine:
 
 
 def _place(allocation: str) -> int:
-    """An address for an allocation, far from every other's: `allocation7`, `allocation25_spill`."""
-    return (1 + int(allocation.partition("_")[0])) * _WORDS_APART
+    """An address for an allocation, far from every other's: `7`, or `25_spill`, where the compiler keeps a
+    register."""
+    number, _, kind = allocation.partition("_")
+    return (1 + int(number)) * _WORDS_APART + (_SPILLS if kind else 0)
 
 
 def _signed(value: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pallas_kernels.inspect import chips
 from pallas_kernels.inspect.case import STEP_BATCHES, STEP_CONTEXT, Case, Model
-from pallas_kernels.inspect.counting import KernelCount
+from pallas_kernels.inspect.counting import CountError, KernelCount
 from pallas_kernels.platform import Chip
 
 
@@ -49,7 +49,12 @@ class Row:
 
 
 def row(chip: Chip, case: Case, count: KernelCount) -> Row:
-    """The figures of a counted case."""
+    """The figures of a counted case; CountError if it executed fewer grid steps than it says it has."""
+    executed = sum(len(trace.iterations) for trace in count.traces)
+    if executed < case.grid_steps:
+        raise CountError(
+            f"the grid's loop ran {executed} times, but the case has {case.grid_steps} grid steps"
+        )
     facts = chips.facts(chip)
     compute, memory, steps = count.compute_cycles, count.memory_cycles, case.grid_steps
     peak = facts.flops_per_cycle * facts.cores_per_device
