@@ -56,10 +56,10 @@ class ChipFacts:
 _GIB, _MIB = 1 << 30, 1 << 20
 
 FACTS: dict[Chip, ChipFacts] = {
-    "v5e": ChipFacts("v5e", 1, 16 * _GIB, 820e9, 197e12, 128 * _MIB, 1.5e9, 4, "v5e:1x1"),
-    "v5p": ChipFacts("v5p", 2, 48 * _GIB, 1230e9, 229.5e12, 64 * _MIB, 1.75e9, 4, "v5p:1x1x1"),
-    "v6e": ChipFacts("v6e", 1, 32 * _GIB, 1640e9, 920e12, 128 * _MIB, 1.75e9, 4, "v6e:1x1"),
-    "7x": ChipFacts("7x", 1, 96 * _GIB, 3700e9, 1155e12, 64 * _MIB, 2.2e9, 6, "tpu7x:1x1x1"),
+    "v5e": ChipFacts("v5e", 1, 16 * _GIB, 820e9, 197e12, 128 * _MIB, 1.5e9, 4, "v5e:2x2"),
+    "v5p": ChipFacts("v5p", 2, 48 * _GIB, 1230e9, 229.5e12, 64 * _MIB, 1.75e9, 4, "v5p:2x2x1"),
+    "v6e": ChipFacts("v6e", 1, 32 * _GIB, 1640e9, 920e12, 128 * _MIB, 1.75e9, 4, "v6e:2x2"),
+    "7x": ChipFacts("7x", 1, 96 * _GIB, 3700e9, 1155e12, 64 * _MIB, 2.2e9, 6, "tpu7x:2x2x1"),
 }
 
 

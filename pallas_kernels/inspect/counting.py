@@ -185,6 +185,8 @@ def _dump_folder() -> str:
         f"--xla_jf_dump_to={folder}",
         "--xla_jf_dump_llo_text=true",
         "--xla_jf_dump_llo_pass_label_regex=(^original$|packed-bundles-post-ra|pre-delay_hlo)",
+        # A program of one kernel has VMEM to spare, into which XLA would copy weights and caches beforehand.
+        *(f"--xla_{kind}_max_outstanding_prefetches=0" for kind in ("msa", "vf_vmem", "gf_vmem")),
     )
     os.environ["LIBTPU_INIT_ARGS"] = " ".join(flags).strip()
     return folder
