@@ -21,6 +21,8 @@ from .events import (
     MessageStarted,
     ParsedCompletion,
     Stopped,
+    event_from_dict,
+    event_to_dict,
 )
 from .messages import (
     Author,
@@ -70,6 +72,8 @@ __all__ = [
     "TextContent",
     "ToolDescription",
     "ToolNamespaceConfig",
+    "event_from_dict",
+    "event_to_dict",
     "load_encoding",
     "load_harmony_encoding",
     "parse_completion",

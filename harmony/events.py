@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
 
+from .errors import shown
 from .messages import Author, Message
 
 Problem = Literal[
@@ -84,6 +87,43 @@ class Stopped(NamedTuple):
 
 Event = MessageStarted | ContentDelta | MessageFinished | CallReady | Stopped
 
+_EVENT_TYPES: dict[str, type[Event]] = {
+    "message_started": MessageStarted,
+    "content_delta": ContentDelta,
+    "message_finished": MessageFinished,
+    "call_ready": CallReady,
+    "stopped": Stopped,
+}
+_EVENT_NAMES = {kind: name for name, kind in _EVENT_TYPES.items()}
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """An event as JSON data: its fields, and its `type`, such as "content_delta"."""
+    data: dict[str, Any] = {"type": _EVENT_NAMES[type(event)]}
+    for name, value in event._asdict().items():
+        if isinstance(value, Message):
+            value = value.to_dict()
+        elif isinstance(value, Author):
+            value = value.model_dump(mode="json")
+        data[name] = value
+    return data
+
+
+def event_from_dict(data: Mapping[str, Any]) -> Event:
+    """Inverse of `event_to_dict`. Raises ValueError for another type or other fields."""
+    fields = dict(data)
+    name = fields.pop("type", None)
+    kind = _EVENT_TYPES.get(name)
+    if kind is None:
+        raise ValueError(f"type is {shown(name)}: it must be one of {', '.join(_EVENT_TYPES)}")
+    if set(fields) != set(kind._fields):
+        raise ValueError(f"{name} has {shown(sorted(fields))}: it must have {', '.join(kind._fields)}")
+    if "message" in fields:
+        fields["message"] = Message.from_dict(fields["message"])
+    if "author" in fields:
+        fields["author"] = Author.model_validate(fields["author"])
+    return kind(**fields)
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedCompletion:
@@ -95,3 +135,31 @@ class ParsedCompletion:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     end: EndToken | None = None
     """The token that closed the last message."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The completion as JSON data."""
+        return {
+            "messages": [message.to_dict() for message in self.messages],
+            "complete": self.complete,
+            "diagnostics": [asdict(diagnostic) for diagnostic in self.diagnostics],
+            "end": self.end,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ParsedCompletion:
+        """Inverse of `to_dict`."""
+        return cls(
+            messages=[Message.from_dict(message) for message in data["messages"]],
+            complete=data["complete"],
+            diagnostics=[Diagnostic(**diagnostic) for diagnostic in data["diagnostics"]],
+            end=data["end"],
+        )
+
+    def to_json(self) -> str:
+        """The completion as JSON text."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, payload: str) -> ParsedCompletion:
+        """Inverse of `to_json`."""
+        return cls.from_dict(json.loads(payload))

@@ -72,7 +72,7 @@ class Report:
                 f"harmony against openai-harmony {KNOWN_VERSION}: equal output, then CPU time, medians of "
                 f"{rounds} rounds in turns\n{sizes}",
                 comparison_table(self.comparisons),
-                "Encoding long runs, milliseconds (growth is of the time per character: 1 or less is linear)\n"
+                "Encoding long runs, milliseconds (growth: of the time per character; 1 or less is linear)\n"
                 + self._run_table(),
             ]
         )

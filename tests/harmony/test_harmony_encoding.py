@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import harmony_generators as generate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +25,6 @@ from harmony import (
     Role,
     SystemContent,
     ToolDescription,
-    ToolNamespaceConfig,
     vocabulary,
 )
 
@@ -296,25 +294,6 @@ def test_response_formats_come_last_in_the_developer_message(encoding: HarmonyEn
 def test_text_that_is_not_unicode_is_refused(encoding: HarmonyEncoding) -> None:
     with pytest.raises(ValueError, match="lone surrogate"):
         encoding.render(Message.from_role_and_content(Role.USER, "a\ud800"))
-
-
-def test_serialisation_loses_nothing() -> None:
-    from random import Random
-
-    for seed in range(200):
-        conversation = Conversation.from_json(json.dumps(generate.conversation(Random(seed))))
-        system = SystemContent(
-            model_identity=None, reasoning_effort=None, knowledge_cutoff=None, channel_config=None
-        )
-        developer = DeveloperContent.new().with_response_format("x", {"a": None})
-        developer.with_tools(ToolNamespaceConfig.python())
-        conversation.messages += [
-            Message.from_role_and_contents(Role.SYSTEM, [system, SystemContent.new().with_browser_tool()]),
-            Message.from_role_and_content(Role.DEVELOPER, developer),
-        ]
-        assert Conversation.from_json(conversation.to_json()) == conversation
-        assert Conversation.model_validate(conversation.model_dump()) == conversation
-        assert Conversation.model_validate_json(conversation.model_dump_json()) == conversation
 
 
 def test_an_unknown_content_or_role_is_refused() -> None:
