@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from random import Random
@@ -14,8 +15,11 @@ from hypothesis import strategies as st
 from harmony import (
     Author,
     CallReady,
+    Content,
     ContentDelta,
+    DeveloperContent,
     HarmonyEncoding,
+    HarmonyError,
     Message,
     MessageFinished,
     MessageStarted,
@@ -23,6 +27,7 @@ from harmony import (
     RecoveringParser,
     Role,
     Stopped,
+    SystemContent,
     TextContent,
     load_harmony_encoding,
     parse_completion,
@@ -75,6 +80,64 @@ def test_parsing_what_was_rendered_gives_the_messages_back(originals: list[Messa
     assert parsed.messages == originals
     assert parsed.complete
     assert parsed.diagnostics == []
+
+
+ANY_WORD = (
+    st.text(max_size=8)
+    | WORD
+    | st.lists(
+        st.sampled_from(["a", " ", "to=", "<|end|>", "<|", "|>", ":", "<", "user", "\u2028", "\x1c"])
+    ).map("".join)
+)
+
+
+@given(messages(), ANY_WORD, ANY_WORD, ANY_WORD, ANY_WORD)
+@settings(max_examples=400, deadline=None)
+def test_any_message_is_refused_or_comes_back(
+    message: Message, name: str, channel: str, recipient: str, content_type: str
+) -> None:
+    changes = {"channel": channel, "recipient": recipient, "content_type": content_type}
+    author = Author(role=message.author.role, name=name)
+    for change in ({"author": author}, *({key: value} for key, value in changes.items()), changes):
+        changed = message.model_copy(update=change)
+        try:
+            tokens = ENCODING.render(changed)
+        except (HarmonyError, ValueError):
+            continue
+        if changed.recipient == "all":  # is not written, as in the known library
+            changed = changed.model_copy(update={"recipient": None})
+        assert parse_completion(ENCODING, tokens, role=None).messages == [changed]
+
+
+@given(
+    st.sampled_from([Role.SYSTEM, Role.DEVELOPER]),
+    st.lists(TEXT | st.just(SystemContent.new()) | st.just(DeveloperContent.new().with_instructions("x"))),
+)
+@settings(max_examples=100, deadline=None)
+def test_several_contents_come_back_as_one_text(role: Role, contents: list[str | Content]) -> None:
+    fits = {Role.SYSTEM: (str, SystemContent), Role.DEVELOPER: (str, DeveloperContent)}[role]
+    parts = [
+        TextContent(text=part) if isinstance(part, str) else part
+        for part in contents
+        if isinstance(part, fits)
+    ]
+    (message,) = parse_completion(
+        ENCODING, ENCODING.render(Message.from_role_and_contents(role, parts)), role=None
+    ).messages
+    alone = [
+        text_of(
+            *parse_completion(
+                ENCODING, ENCODING.render(Message.from_role_and_content(role, part)), None
+            ).messages
+        )
+        for part in parts
+    ]
+    assert text_of(message) == "".join(alone)
+    for part, text in zip(parts, alone, strict=True):
+        if isinstance(part, TextContent):
+            assert text == part.text
+        else:
+            assert text
 
 
 @given(messages(), st.data())
@@ -203,6 +266,40 @@ def test_events_add_up_to_the_messages_however_the_stream_is_cut() -> None:
             assert "".join(delta.text for delta in deltas) == text_of(end.message)
             assert {(d.channel, d.recipient) for d in deltas} <= {(event.channel, event.recipient)}
             assert end.message.channel == event.channel
+
+
+SPECIAL = [ENCODING.start, ENCODING.channel, ENCODING.constrain, ENCODING.message, ENCODING.end]
+SPECIAL += [ENCODING.return_, ENCODING.call, ENCODING.end_of_text]
+TOKENS = st.lists(
+    st.sampled_from(SPECIAL)
+    | st.integers(-3, 202_000)
+    | st.sampled_from(ENCODING.encode("assistant final analysis commentary to=functions.f json 😊 𝒳 ไ")),
+    max_size=60,
+)
+
+
+@given(TOKENS, st.lists(st.integers(1, 7), min_size=1), st.sampled_from([None, *Role]))
+@settings(max_examples=500, deadline=None)
+def test_no_stream_raises_and_its_deltas_add_up(
+    tokens: list[int], sizes: list[int], role: Role | None
+) -> None:
+    parser = RecoveringParser(ENCODING, role)
+    events = []
+    rest = tokens
+    for size in itertools.cycle(sizes):
+        events += parser.feed(rest[:size])
+        rest = rest[size:]
+        if not rest:
+            break
+    events += parser.finish()
+    texts: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, ContentDelta):
+            assert event.text
+            texts[event.number] = texts.get(event.number, "") + event.text
+    messages = parser.completion.messages
+    assert [texts.get(number, "") for number in range(len(messages))] == list(map(text_of, messages))
+    assert parser.completion == parse_completion(ENCODING, tokens, role)
 
 
 def test_sampling_loops_learn_of_calls_and_of_the_end() -> None:
