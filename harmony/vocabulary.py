@@ -19,7 +19,6 @@ import binascii
 import hashlib
 import lzma
 import sys
-from importlib import resources
 from pathlib import Path
 
 from .errors import HarmonyError, HarmonyFormatError, shown
@@ -32,7 +31,7 @@ O200K_BASE_UNPACKED_SHA256 = "e2898ccc959d3f167997d71f76388839e913252d795ddb94c2
 
 O200K_BASE_SIZE = 199_998
 
-PACKED_NAME = "o200k_base.xz"
+PACKED = Path(__file__).with_name("o200k_base.xz")
 
 PATTERN = "|".join(
     [
@@ -81,13 +80,13 @@ def o200k_special_tokens() -> dict[str, int]:
 
 def o200k_base() -> list[bytes]:
     """The 199,998 tokens of `o200k_base`, from the package. Raises HarmonyError if its file is damaged."""
-    packed = (resources.files(__package__) / PACKED_NAME).read_bytes()
+    packed = PACKED.read_bytes()
     try:
         plain = lzma.decompress(packed)
     except lzma.LZMAError:
         plain = b""
     if hashlib.sha256(plain).hexdigest() != O200K_BASE_UNPACKED_SHA256:
-        raise HarmonyError(f"harmony's own file {PACKED_NAME} is damaged: install the package again")
+        raise HarmonyError(f"{PACKED} is damaged: install the package again")
     return split(plain)
 
 
@@ -164,9 +163,8 @@ def main(arguments: list[str]) -> int:
     if digest != O200K_BASE_SHA256:
         print(f"{arguments[0]} has SHA-256 {digest}: it must be {O200K_BASE_SHA256}", file=sys.stderr)
         return 1
-    target = Path(__file__).with_name(PACKED_NAME)
-    target.write_bytes(pack(read_tiktoken(data, arguments[0])))
-    print(f"{target}: {target.stat().st_size} bytes")
+    PACKED.write_bytes(pack(read_tiktoken(data, arguments[0])))
+    print(f"{PACKED}: {PACKED.stat().st_size} bytes")
     return 0
 
 

@@ -56,9 +56,10 @@ def test_packing_is_lossless_and_refuses_another_file(
 def test_a_damaged_package_is_one_line_of_error(
     damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / vocabulary.PACKED_NAME).write_bytes(damage)
-    monkeypatch.setattr(vocabulary.resources, "files", lambda package: tmp_path)
-    with pytest.raises(HarmonyError, match=r"o200k_base\.xz is damaged: install the package again"):
+    damaged = tmp_path / "damaged.xz"
+    damaged.write_bytes(damage)
+    monkeypatch.setattr(vocabulary, "PACKED", damaged)
+    with pytest.raises(HarmonyError, match=r"damaged\.xz is damaged: install the package again"):
         vocabulary.o200k_base()
 
 
