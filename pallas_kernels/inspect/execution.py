@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,6 +89,36 @@ def execute(program: Program, operands: Mapping[int, np.ndarray | int], core: in
     return _Machine(program, operands, core).run()
 
 
+class _Code(NamedTuple):
+    """What has to be executed of a bundle: its branch, and groups of instructions that read before they
+    write."""
+
+    bundle: int
+    branch: Instruction | None
+    groups: tuple[list[Instruction], ...]
+
+
+def _scalar_code(bundle: Bundle) -> _Code | None:
+    """The code of a bundle, if there is any.
+
+    Vector instructions, waits and checks are left out. Instructions of a bundle read what earlier bundles
+    wrote, but renamings cost nothing and are printed beside what they rename: values that arrive from
+    elsewhere (`sphi`) are named before the others read them, casts follow what they cast.
+    """
+    groups: tuple[list[Instruction], ...] = ([], [], [])
+    for instruction in bundle.instructions:
+        if instruction.opcode.startswith(("v", "sbr", "shalt", "dma.done", "sfence")):
+            continue
+        if instruction.opcode == "sphi":
+            groups[0].append(instruction)
+        elif instruction.opcode.startswith("int_to_ptr"):
+            groups[2].append(instruction)
+        else:
+            groups[1].append(instruction)
+    jump = branch(bundle)
+    return _Code(bundle.index, jump, groups) if jump or any(groups) else None
+
+
 @dataclasses.dataclass
 class _Counter:
     blocks: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
@@ -119,26 +151,10 @@ class _Machine:
         self.memory: dict[int, Value] = {_place(_CORE_NUMBER): core}
         self.arrays: dict[int, int] = {}
         self.counter = _Counter()
-        self.code = [self._scalar_code(bundle) for bundle in program.bundles]
-
-    def _scalar_code(self, bundle: Bundle) -> list[list[Instruction]]:
-        """What has to be executed of a bundle, in groups that read before they write.
-
-        Vector instructions, waits and checks are left out. Instructions of a bundle read what earlier bundles
-        wrote, but renamings cost nothing and are printed beside what they rename: values that arrive from
-        elsewhere (`sphi`) are named before the others read them, casts follow what they cast.
-        """
-        groups: list[list[Instruction]] = [[], [], []]
-        for instruction in bundle.instructions:
-            if instruction.opcode.startswith(("v", "sbr", "shalt", "dma.done", "sfence")):
-                continue
-            if instruction.opcode == "sphi":
-                groups[0].append(instruction)
-            elif instruction.opcode.startswith("int_to_ptr"):
-                groups[2].append(instruction)
-            else:
-                groups[1].append(instruction)
-        return groups
+        self.code = [
+            [code for code in map(_scalar_code, program.bundles[block.start : block.stop]) if code]
+            for block in program.blocks
+        ]
 
     def run(self) -> Trace:
         """Executes from the first bundle to the last."""
@@ -158,7 +174,7 @@ class _Machine:
             executed += block.size
             if executed > _BUNDLE_LIMIT:
                 raise ExecutionError(f"the kernel is still running after {_BUNDLE_LIMIT:,} bundles")
-            taken = self._execute(block.start, block.stop)
+            taken = self._execute(number)
             leaving = loop is not None and number == loop[1] and not taken
             number = block.target if taken and block.target is not None else number + 1
             if leaving:
@@ -185,15 +201,14 @@ class _Machine:
         ]
         return max(outer, key=lambda loop: blocks[loop[1]].stop - blocks[loop[0]].start, default=None)
 
-    def _execute(self, start: int, stop: int) -> bool:
-        """Executes a block's bundles; whether its branch is taken."""
+    def _execute(self, block: int) -> bool:
+        """Executes a block; whether its branch is taken."""
         taken = False
-        for index in range(start, stop):
-            found = branch(self.program.bundles[index])
-            if found is not None:
-                taken = self._holds(found.condition, index)
-            for together in self.code[index]:
-                for update in [self._evaluate(instruction, index) for instruction in together]:
+        for code in self.code[block]:
+            if code.branch is not None:
+                taken = self._holds(code.branch.condition, code.bundle)
+            for group in code.groups:
+                for update in [self._evaluate(instruction, code.bundle) for instruction in group]:
                     if update is not None:
                         self._write(*update)
         return taken
@@ -216,18 +231,15 @@ class _Machine:
         return self.registers.get(name.rpartition("_")[2])
 
     def _operand(self, text: str) -> Value:
-        text = _ANNOTATION.sub("", text)
-        negated = text.startswith("!")
-        text = text.removeprefix("!")
-        if text.startswith("%"):
-            value = self._register(text[1:].split(" ")[0])
-            return value if not negated or value is None else int(not value)
-        if text.startswith("["):
-            return self._address(text.strip("[]"))
-        try:
-            return _signed(int(text.removeprefix("$"), 0))
-        except ValueError:
+        kind, content = _parsed(text)
+        if kind == "number":
+            return int(content)
+        if kind == "address":
+            return self._address(content)
+        if kind == "unknown":
             return None
+        value = self._register(content)
+        return value if value is None or kind == "register" else int(not value)
 
     def _address(self, text: str) -> Value:
         terms = self._terms(text)
@@ -327,6 +339,22 @@ class _Machine:
             values = [int(v) for v in np.asarray(self.operands[position]).reshape(-1)]
         for offset in range(size * GRANULE // 4):
             self.memory[place + offset] = values[offset] if offset < len(values) else None
+
+
+@functools.cache
+def _parsed(text: str) -> tuple[str, str]:
+    """What an operand is: a register, a negated predicate, a number, an address; and its name or value."""
+    text = _ANNOTATION.sub("", text)
+    if text.startswith("%"):
+        return "register", text[1:].split(" ")[0]
+    if text.startswith("!%"):
+        return "negated", text[2:].split(" ")[0]
+    if text.startswith("["):
+        return "address", text.strip("[]")
+    try:
+        return "number", str(_signed(int(text.removeprefix("$"), 0)))
+    except ValueError:
+        return "unknown", ""
 
 
 def _place(allocation: str) -> int:
