@@ -1,4 +1,5 @@
-"""Attention with sinks over a cache whose entries hold a token's key and value side by side, [K | V].
+"""Attention with sinks over a cache of entries; `layout` says how an entry [U, R, L] holds a token's keys
+and values.
 
 `decode_pages` and `decode_ring` are the two kinds of layers of a decode step.
 """
@@ -8,10 +9,20 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.attention import reference, tpu
+from pallas_kernels.attention.layout import EntryLayout, entry_layout, pack, unpack
 from pallas_kernels.attention.reference import attend, sees
 from pallas_kernels.platform import choose
 
-__all__ = ["attend", "decode_pages", "decode_ring", "sees"]
+__all__ = [
+    "EntryLayout",
+    "attend",
+    "decode_pages",
+    "decode_ring",
+    "entry_layout",
+    "pack",
+    "sees",
+    "unpack",
+]
 
 
 def decode_pages(
@@ -19,7 +30,7 @@ def decode_pages(
 ) -> jax.Array:
     """One query of each sequence attends to all keys that a pool of pages holds for it.
 
-    q [B, H, h]; pages [N, K, P, 2h], page n's rows [K | V] of P consecutive tokens, head by head; table int32
+    q [B, H, h]; pages [N, U, R, P, L], the entries of P consecutive tokens in each page; table int32
     [B, M], where key i of sequence b stands in page table[b, i // P]; lengths int32 [B], the keys of each
     sequence, the query's own included, at most M·P; sinks [H]. Returns [B, H, h] in q's dtype, zeros where a
     length is 0. Table entries past the last page in use, and rows past the last key, may hold anything.
@@ -42,7 +53,7 @@ def decode_ring(
     """One query of each sequence attends to the last `window` keys, itself included, of a ring.
 
     q [B, H, h] at int32 positions [B], negative where there is no token; ring [B, K, W, 2h], W ≥ window
-    rows [K | V] in any order; held int32 [B, W], the position of each row, negative where it holds none (it
+    rows [K | V] in any order; held int32 [B, W], the position of each, negative where it holds none (it
     may then hold anything that is finite); sinks [H]. Returns [B, H, h] in q's dtype, zeros where nothing
     is seen.
     """

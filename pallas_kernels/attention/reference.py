@@ -7,6 +7,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.attention.layout import unpack
+
 LOWEST_SINK = -1e30
 """A sink below this is as good as none; -inf itself would make the softmax of no keys NaN."""
 
@@ -48,10 +50,11 @@ def attend_entries(
     key_positions: jax.Array,
     window: int | jax.Array | None,
 ) -> jax.Array:
-    """q [B, T, H, h] attends to entries [B, S, K, 2h] at positions [B, S]; entries at negative ones may hold
-    anything, NaN included."""
-    kept = jnp.where((key_positions >= 0)[:, :, None, None], entries, 0)
-    k, v = jnp.split(kept, 2, axis=-1)
+    """q [B, T, H, h] attends to entries [B, S, U, R, L] at positions [B, S]; entries at negative ones may
+    hold anything, NaN included.
+    """
+    kept = jnp.where((key_positions >= 0)[:, :, None, None, None], entries, 0)
+    k, v = unpack(kept, q.shape[-1])
     return attend(q, k, v, sinks, sees(query_positions, key_positions, window))
 
 
@@ -66,11 +69,10 @@ def prefill_pages(
     q: jax.Array, pages: jax.Array, table: jax.Array, positions: jax.Array, sinks: jax.Array
 ) -> jax.Array:
     """See `pallas_kernels.attention.prefill_pages`."""
-    _, kv_heads, page, row = pages.shape
-    batch = q.shape[0]
-    gathered = pages.at[table].get(mode="clip")  # [B, M, K, P, 2h]
-    entries = gathered.swapaxes(2, 3).reshape(batch, -1, kv_heads, row)
-    keys = jnp.arange(table.shape[1] * page)
+    _, units, rows, page, lanes = pages.shape
+    batch, columns = table.shape
+    entries = jnp.moveaxis(pages.at[table].get(mode="clip"), 4, 2).reshape(batch, -1, units, rows, lanes)
+    keys = jnp.arange(columns * page)
     held = jnp.where(keys <= positions.max(axis=1, keepdims=True), keys, -1)
     return attend_entries(q, entries, sinks, positions, held, None)
 
@@ -85,25 +87,5 @@ def decode_ring(
     window: int | jax.Array,
 ) -> jax.Array:
     """See `pallas_kernels.attention.decode_ring`."""
-    return attend_entries(q[:, None], ring.swapaxes(1, 2), sinks, positions[:, None], held, window)[:, 0]
-
-
-def prefill(
-    q: jax.Array,
-    kv: jax.Array,
-    positions: jax.Array,
-    sinks: jax.Array,
-    ring: jax.Array | None = None,
-    held: jax.Array | None = None,
-    *,
-    window: int | jax.Array | None,
-) -> jax.Array:
-    """See `pallas_kernels.attention.prefill`."""
-    key_positions = positions
-    if ring is not None and held is not None:
-        # The chunk may already stand in the ring; there it is not to be seen a second time.
-        first = jnp.where(positions >= 0, positions, jnp.iinfo(jnp.int32).max).min(axis=1, keepdims=True)
-        before = jnp.where(held < first, held, -1)
-        kv = jnp.concatenate([ring.swapaxes(1, 2), kv], axis=1)
-        key_positions = jnp.concatenate([before, positions], axis=1)
-    return attend_entries(q, kv, sinks, positions, key_positions, window)
+    entries = jnp.moveaxis(ring, 3, 1)
+    return attend_entries(q[:, None], entries, sinks, positions[:, None], held, window)[:, 0]

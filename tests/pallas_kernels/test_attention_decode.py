@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pallas_kernels.attention
+from pallas_kernels.attention import entry_layout, pack, unpack
 from pallas_kernels.platform import using
 
 decode_pages = jax.jit(pallas_kernels.attention.decode_pages)
@@ -35,37 +36,30 @@ class Pages:
     seed: int = 0
     columns: int | None = None
 
-    def arrays(self) -> tuple[np.ndarray, ...]:
+    def check(self, mode: str) -> None:
         generator = np.random.default_rng(self.seed)
         batch, heads = len(self.lengths), self.kv_heads * self.group
         q = random(generator, (batch, heads, self.size), self.dtype, scale=2.0)
+        layout = entry_layout(self.kv_heads, self.size)
         used = [-(-length // self.page) for length in self.lengths]
         columns = max(used) if self.columns is None else self.columns
-        pool = np.full((batch * columns + 3, self.kv_heads, self.page, 2 * self.size), np.nan, q.dtype)
+        pool = np.full((batch * columns + 3, *layout[:2], self.page, layout.lanes), np.nan, q.dtype)
         numbers = iter(generator.permutation(len(pool)))
         # Unused entries point anywhere in the pool; every page but those of the sequences is NaN.
         table = generator.integers(0, len(pool), (batch, columns), dtype=np.int32)
+        rows = []
         for row, length in enumerate(self.lengths):
+            keys, values = random(generator, (2, length, self.kv_heads, self.size), self.dtype)
+            rows.append([np.concatenate([keys[:, k], values[:, k]], axis=-1) for k in range(self.kv_heads)])
+            entries = np.asarray(pack(keys, values, layout))
             for first in range(0, length, self.page):
-                count = min(self.page, length - first)
                 table[row, first // self.page] = number = next(numbers)
-                pool[number, :, :count] = random(generator, (self.kv_heads, count, 2 * self.size), self.dtype)
+                part = entries[first : first + self.page]
+                pool[number, :, :, : len(part)] = np.moveaxis(part, 0, 2)
         sinks = generator.standard_normal(heads).astype(q.dtype)
         if self.sink is not None:
             sinks = np.full_like(sinks, self.sink)
-        return q, pool, table, np.array(self.lengths, np.int32), sinks
-
-    def check(self, mode: str) -> None:
-        q, pool, table, lengths, sinks = self.arrays()
-        rows = [
-            [
-                np.concatenate([np.zeros((0, 2 * self.size), q.dtype), *(pool[n, head] for n in table[b])])[
-                    : lengths[b]
-                ]
-                for head in range(self.kv_heads)
-            ]
-            for b in range(len(lengths))
-        ]
+        lengths = np.array(self.lengths, np.int32)
         with using(mode):
             out = np.asarray(decode_pages(*map(jnp.asarray, (q, pool, table, lengths, sinks))))
         assert out.dtype == q.dtype
@@ -81,6 +75,8 @@ PAGES = {
     "head size 64, eight to a KV head": Pages((33, 64), page=16, group=8, size=64),
     "head size 128": Pages((33, 5), page=16, group=1, size=128),
     "one KV head, odd page": Pages((11, 3), page=5, kv_heads=1),
+    "one KV head of 64 and eight queries": Pages((21, 40), page=16, kv_heads=1, group=8, size=64),
+    "two units of two heads": Pages((21, 40), page=16, kv_heads=4, group=2, size=64),
     "bfloat16": Pages((100, 31, 0, 32), page=16, group=8, size=64, dtype="bfloat16"),
     "sinks that take everything": Pages((20, 0), page=8, sink=3e4),
     "sinks that take nothing": Pages((20, 0), page=8, sink=-3e4),
@@ -128,7 +124,8 @@ class Ring:
         generator = np.random.default_rng(self.seed)
         batch, heads, width = len(self.positions), self.kv_heads * self.group, self.width or self.window
         q = random(generator, (batch, heads, self.size), self.dtype, scale=2.0)
-        ring = random(generator, (batch, self.kv_heads, width, 2 * self.size), self.dtype, scale=30.0)
+        layout = entry_layout(self.kv_heads, self.size)
+        ring = random(generator, (batch, *layout[:2], width, layout.lanes), self.dtype, scale=30.0)
         held = np.full((batch, width), -1, np.int32)
         sinks = generator.standard_normal(heads).astype(q.dtype)
         if self.sink is not None:
@@ -136,15 +133,13 @@ class Ring:
         rows = []
         for row, position in enumerate(self.positions):
             written = range(max(self.start, position - width + 1), position + 1)
-            keys = {at: random(generator, ring[row, :, 0].shape, self.dtype) for at in written}
-            for at in written:
-                ring[row, :, at % width], held[row, at % width] = keys[at], at
-            seen = [keys[at] for at in written if at > position - self.window]
+            keys, values = random(generator, (2, len(written), self.kv_heads, self.size), self.dtype)
+            entries = np.asarray(pack(keys, values, layout))
+            for at, entry in zip(written, entries, strict=True):
+                ring[row, :, :, at % width], held[row, at % width] = entry, at
+            seen = slice(max(0, len(written) - self.window), None)
             rows.append(
-                [
-                    np.array([key[head] for key in seen], q.dtype).reshape(-1, 2 * self.size)
-                    for head in range(self.kv_heads)
-                ]
+                [np.concatenate([keys[seen, k], values[seen, k]], axis=-1) for k in range(self.kv_heads)]
             )
         arrays = map(jnp.asarray, (q, ring, held, np.array(self.positions, np.int32), sinks))
         with using(mode):
@@ -176,16 +171,18 @@ def test_a_ring_shows_a_query_the_last_keys_of_its_window(case: Ring, mode: str)
 def test_every_window_from_1_to_129_shows_exactly_its_keys(mode: str) -> None:
     """Values are powers of two, one for each key, and scores are equal: the sum of what is seen is exact."""
     width, position = 129, 200
-    ring = np.zeros((1, 1, width, 64), np.float32)
+    values = np.zeros((1, width, 1, 32), np.float32)
     held = np.zeros((1, width), np.int32)
     for at in range(position - width + 1, position + 1):
-        ring[0, 0, at % width, 32 + (position - at) // 16] = 2.0 ** ((position - at) % 16)
+        values[0, at % width, 0, (position - at) // 16] = 2.0 ** ((position - at) % 16)
         held[0, at % width] = at
+    entries = pack(jnp.zeros_like(values), jnp.asarray(values), entry_layout(1, 32))
+    ring = jnp.moveaxis(entries, 1, 3)
     with using(mode):
         for window in range(1, width + 1):
             out = decode_ring(
                 jnp.zeros((1, 1, 32)),
-                jnp.asarray(ring),
+                ring,
                 jnp.asarray(held),
                 jnp.array([position]),
                 jnp.zeros(1),
@@ -209,3 +206,40 @@ def test_any_positions_in_any_ring_give_attention(
     mode: str, positions: list[int], window: int, start: int, dtype: str, seed: int
 ) -> None:
     Ring(tuple(positions), window, 12, start, dtype=dtype, seed=seed).check(mode)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "size", "shards", "expected"),
+    [
+        (8, 64, 1, (4, 2, 128)),  # the published models: two heads to a row
+        (8, 64, 4, (4, 2, 128)),
+        (8, 64, 8, (8, 1, 128)),  # one head to a device: its keys beside its values
+        (8, 128, 8, (8, 2, 128)),
+        (8, 32, 1, (2, 2, 128)),
+        (3, 64, 1, (3, 1, 128)),
+        (6, 16, 1, (1, 2, 96)),
+        (1, 256, 1, (1, 2, 256)),
+    ],
+)
+def test_an_entry_wastes_no_lane_that_its_heads_could_fill(
+    kv_heads: int, size: int, shards: int, expected: tuple[int, int, int]
+) -> None:
+    layout = entry_layout(kv_heads, size, shards)
+    assert layout == expected
+    keys, values = np.random.default_rng(0).standard_normal((2, 3, kv_heads, size))
+    entries = pack(jnp.asarray(keys), jnp.asarray(values), layout)
+    assert entries.shape == (3, *layout)
+    for kept, given_ in zip(unpack(entries, size), (keys, values), strict=True):
+        np.testing.assert_array_equal(kept, given_.astype(np.float32))
+    joint = kv_heads // layout.units
+    for head in range(kv_heads):
+        unit, place = divmod(head, joint)
+        where = (0, 1) if layout.rows == 1 else (place, place)
+        for row, column, array in zip((0, layout.rows - 1), where, (keys, values), strict=True):
+            found = entries[:, unit, row, column * size : (column + 1) * size]
+            np.testing.assert_array_equal(found, array[:, head].astype(np.float32))
+
+
+def test_heads_that_cannot_be_shared_out_are_refused() -> None:
+    with pytest.raises(ValueError, match="kv_heads is 6: it must be a multiple of the number of shards, 4"):
+        entry_layout(6, 64, 4)
