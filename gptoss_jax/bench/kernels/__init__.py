@@ -1,0 +1,1 @@
+"""The GPU kernels checked against their references and timed, in one run."""
