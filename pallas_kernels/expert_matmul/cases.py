@@ -1,0 +1,126 @@
+"""The expert kernel at the shapes of gpt-oss, for the schedule inspector."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+
+from pallas_kernels.expert_matmul.reference import PackedLinear
+from pallas_kernels.expert_matmul.tiling import TiledExperts, form_for, tile_experts
+from pallas_kernels.expert_matmul.tpu import CORES, MOST_RESIDENT_TOKENS, Members, launch, plan_for
+from pallas_kernels.inspect.case import STEP_BATCHES, Call, Case, Model, uniform_routing
+from pallas_kernels.mxfp4.tiled import padded_inputs
+from pallas_kernels.platform import Chip, Choice
+
+HIDDEN = INNER = 2880
+EXPERTS_PER_TOKEN = 4
+SWIGLU_LIMIT = 7.0
+EXPERTS: dict[Model, int] = {"20b": 32, "120b": 128}
+LAYERS: dict[Model, int] = {"20b": 24, "120b": 36}
+
+WEIGHTS = 3 * HIDDEN * INNER
+"""Of one expert."""
+
+
+def tiled_shapes(num_experts: int, chip: Chip, *, wide: bool = False) -> TiledExperts:
+    """Shapes and dtypes of a layer's experts in the arrangement of a TPU generation."""
+
+    def packed(*outputs: int, inputs: int) -> PackedLinear:
+        shape = num_experts, *outputs
+        return PackedLinear(
+            jax.ShapeDtypeStruct((*shape, inputs // 2), jnp.uint8),
+            jax.ShapeDtypeStruct((*shape, inputs // 32), jnp.uint8),
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16),
+        )
+
+    tile = functools.partial(tile_experts, form=form_for(chip), wide=(wide, wide))
+    return jax.eval_shape(tile, packed(2, INNER, inputs=HIDDEN), packed(HIDDEN, inputs=INNER))
+
+
+def cases(chip: Chip) -> list[Case]:
+    """Decode with few and many tokens for every expert chosen, the batches of decode steps, and prefill."""
+    found = []
+    for tokens in (1, 8, 16, 32, 64):
+        found.append(_case(chip, "20b", f"decode, {tokens} for each of 4 experts", tokens, [tokens] * 4))
+    found.append(_case(chip, "20b", "decode, 32 for each of 8 experts", 64, [32] * 8))
+    for model, num_experts in EXPERTS.items():
+        for batch in STEP_BATCHES:
+            counts = _counts(uniform_routing(batch, num_experts, EXPERTS_PER_TOKEN), num_experts)
+            found.append(_case(chip, model, f"decode step, batch {batch}", batch, counts, batch=batch))
+    for model, num_experts in EXPERTS.items():
+        counts = _counts(uniform_routing(2048, num_experts, EXPERTS_PER_TOKEN), num_experts)
+        found.append(_case(chip, model, "prefill, 2048 tokens", 2048, counts))
+    return found
+
+
+def _counts(routing: np.ndarray, num_experts: int) -> list[int]:
+    return np.bincount(routing.reshape(-1), minlength=num_experts).tolist()
+
+
+def _case(
+    chip: Chip, model: Model, name: str, num_tokens: int, counts: list[int], *, batch: int = 0
+) -> Case:
+    """A call in which expert i has counts[i] of the rows."""
+    plan = plan_for(num_tokens, chip)
+    tiles = [
+        (expert, min(plan.rows, count - first))
+        for expert, count in enumerate(counts)
+        for first in range(0, count, plan.rows)
+    ]
+    shapes = tiled_shapes(EXPERTS[model], chip)
+    return Case(
+        operation="expert_matmul",
+        name=name,
+        model=model,
+        kernel="expert_mlp",
+        build=functools.partial(_call, chip, num_tokens, shapes, tiles),
+        grid_steps=len(tiles),
+        floor_bytes=sum(count > 0 for count in counts) * (WEIGHTS * 17 // 32 + 3 * HIDDEN * 2),
+        flops=2 * WEIGHTS * sum(counts),
+        weights=WEIGHTS * len(tiles),
+        batch=batch,
+        step_calls=LAYERS[model] if batch else 0,
+    )
+
+
+def _call(chip: Chip, num_tokens: int, experts: TiledExperts, tiles: list[tuple[int, int]]) -> Call:
+    plan = plan_for(num_tokens, chip)
+    resident = num_tokens <= MOST_RESIDENT_TOKENS
+    table = plan.rows, experts.down.codes.shape[0]
+    members = Members(jax.ShapeDtypeStruct(table, jnp.float32), jax.ShapeDtypeStruct(table, jnp.int32))
+    x_rows = plan.rows if resident else plan.rows * len(tiles)
+    x = jax.ShapeDtypeStruct((x_rows, padded_inputs(HIDDEN)), jnp.bfloat16)
+
+    def fn(
+        num_tiles: jax.Array,
+        tile_experts: jax.Array,
+        tile_counts: jax.Array,
+        x: jax.Array,
+        members: Members | None,
+        experts: TiledExperts,
+    ) -> jax.Array:
+        return launch(
+            x,
+            members,
+            tile_experts=tile_experts,
+            tile_counts=tile_counts,
+            num_tiles=num_tiles,
+            experts=experts,
+            plan=plan,
+            limit=SWIGLU_LIMIT,
+            choice=Choice("tpu", False, chip),
+        )
+
+    steps = pl.cdiv(len(tiles), CORES[chip])
+    numbers = jax.ShapeDtypeStruct((len(tiles),), jnp.int32)
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    columns = (np.array(column, np.int32) for column in zip(*tiles, strict=True))
+    return Call(
+        fn=fn,
+        args=(scalar, numbers, numbers, x, members if resident else None, experts),
+        scalars=(steps, np.array([len(tiles)], np.int32), *columns),
+    )

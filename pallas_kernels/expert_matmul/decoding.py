@@ -1,0 +1,171 @@
+"""Inside the TPU kernel: tiled MXFP4 weights → 8-bit floats → matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.mxfp4.format import BLOCK_SIZE
+from pallas_kernels.mxfp4.tiled import LANES, RUN, TAIL, padded_inputs
+
+WEIGHT_DTYPE = jnp.float8_e5m2
+_SUBLANES = 8
+_HALF = RUN // 2
+_PRODUCT_ROWS = 256
+"""Input rows of one product: what the largest matrix unit takes at a time."""
+
+
+class Unit(NamedTuple):
+    """Rows of a lane block that are decoded together: the half of a run, or one block of a tail."""
+
+    first: int
+    """The first input row."""
+    rows: int
+    scale_row: int
+    second: bool
+    """Does it stand in the upper or the lower bits of its words?"""
+    blocks: int
+    """Scale blocks whose rows alternate: 4 or 1."""
+
+
+def units(inputs: int) -> list[Unit]:
+    """The units of a lane block, in row order."""
+    stored = padded_inputs(inputs)
+    halves = stored // RUN * 2
+    found = [Unit(_HALF * i, _HALF, i, i % 2 == 1, 4) for i in range(halves)]
+    first = halves * _HALF
+    tails = (stored - first) // BLOCK_SIZE
+    return found + [
+        Unit(first + BLOCK_SIZE * i, BLOCK_SIZE, halves + i, i % 2 == 1, 1) for i in range(tails)
+    ]
+
+
+def narrow_product(
+    x: Any, codes: Any, scales: Any, *, inputs: int, interpret: bool, keep: Any = None
+) -> jax.Array:
+    """x [M, ≥ K'] times a block of narrow weights, before the columns' multipliers: float32 [M, 128·n].
+
+    `codes` and `scales` are references to n lane blocks. `keep`, a reference [K', 128·n] of `WEIGHT_DTYPE`,
+    receives the decoded weights.
+    """
+    lane_blocks = codes.shape[0]
+    total = None
+    for first, group in _groups(units(inputs)):
+        columns = [
+            _rows([_narrow(codes, scales, block, unit, interpret) for unit in group])
+            for block in range(lane_blocks)
+        ]
+        weights = columns[0] if lane_blocks == 1 else jnp.concatenate(columns, axis=1)
+        rows = slice(first, first + weights.shape[0])
+        if keep is not None:
+            keep[rows, :] = weights
+        part = product(x[:, rows], weights)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def wide_product(x: Any, codes: Any, scales: Any, *, inputs: int) -> jax.Array:
+    """As `narrow_product`, for wide scales: each block's partial sums are multiplied by its scale.
+
+    The four blocks of a unit share words, so the unit is multiplied four times, all but one block masked out.
+    """
+    outputs = []
+    for block in range(codes.shape[0]):
+        total = jnp.zeros((x.shape[0], LANES), jnp.float32)
+        for unit in units(inputs):
+            words = pltpu.bitcast(_unscaled(codes, block, unit), jnp.int32)
+            scale_words = scales[block, unit.scale_row : unit.scale_row + 1, :]
+            part_x = x[:, unit.first : unit.first + unit.rows]
+            for byte in range(unit.blocks):
+                own = words & _int32(0xFF << (8 * byte)) if unit.blocks > 1 else words
+                part = product(part_x, pltpu.bitcast(own, WEIGHT_DTYPE))
+                exponents = _shift_right(scale_words, 8 * byte) & 255
+                total += part * pltpu.bitcast(exponents << 23, jnp.float32)
+        outputs.append(total)
+    return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=1)
+
+
+def product(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """x times decoded weights, accumulated in float32; float32 activations are multiplied without rounding."""
+    if x.dtype == jnp.float32:
+        return jnp.dot(
+            x,
+            weights.astype(jnp.float32),
+            preferred_element_type=jnp.float32,
+            precision=jax.lax.Precision.HIGHEST,
+        )
+    return jnp.dot(x, weights, preferred_element_type=jnp.float32)
+
+
+def _groups(all_units: list[Unit]) -> Iterator[tuple[int, list[Unit]]]:
+    """Units joined to products of at most `_PRODUCT_ROWS` rows, and the first row of each."""
+    group: list[Unit] = []
+    for unit in all_units:
+        if group and unit.first + unit.rows - group[0].first > _PRODUCT_ROWS:
+            yield group[0].first, group
+            group = []
+        group.append(unit)
+    yield group[0].first, group
+
+
+def _narrow(codes: Any, scales: Any, block: int, unit: Unit, interpret: bool) -> jax.Array:
+    """One unit as e5m2 [rows, 128]: four exponents are raised by one addition, then zeros are put in."""
+    words = _words(codes, block, unit)
+    row = _scale_row(scales, block, unit.scale_row, interpret)
+    shifts = _rows([row] * (unit.rows // (4 * _SUBLANES)))
+    weights = pltpu.bitcast(words + shifts, WEIGHT_DTYPE)
+    zero = jnp.int8(2 if codes.dtype == jnp.int32 else 0)
+    return jnp.where(pltpu.bitcast(words, jnp.int8) == zero, jnp.zeros_like(weights), weights)
+
+
+def _unscaled(codes: Any, block: int, unit: Unit) -> jax.Array:
+    """One unit's code values as e5m2 [rows, 128]."""
+    words = _words(codes, block, unit)
+    if codes.dtype != jnp.int32:
+        return pltpu.bitcast(words, WEIGHT_DTYPE)
+    weights = pltpu.bitcast(words + _int32(0x38383838), WEIGHT_DTYPE)  # 14 in every exponent
+    return jnp.where(pltpu.bitcast(words, jnp.int8) == jnp.int8(2), jnp.zeros_like(weights), weights)
+
+
+def _words(codes: Any, block: int, unit: Unit) -> jax.Array:
+    """One unit as int32 [rows/4, 128], a byte per weight: e5m2 before its scale and, there, zeros as 0.75."""
+    if codes.dtype != jnp.int32:
+        values = codes[block, unit.first : unit.first + unit.rows, :]
+        return pltpu.bitcast(values.astype(WEIGHT_DTYPE), jnp.int32)
+    pair = unit.first // (2 * unit.rows)  # units share their words in twos
+    first = pair * unit.rows // 4
+    if unit.blocks == 1:
+        first = (unit.first - (BLOCK_SIZE if unit.second else 0)) // 8
+    words = codes[block, first : first + unit.rows // 4, :]
+    if not unit.second:
+        return words & _int32(0x8E8E8E8E)
+    return (_shift_right(words, 3) & _int32(0x0E0E0E0E)) | ((words << 7) & _int32(0x80808080))
+
+
+def _scale_row(scales: Any, block: int, row: int, interpret: bool) -> jax.Array:
+    """One row on all sublanes, [8, 128]; a load with stride 0 costs the vector unit nothing."""
+    if interpret:
+        return jnp.broadcast_to(scales[block, row : row + 1, :], (_SUBLANES, LANES))
+    return scales[block, pl.ds(row, _SUBLANES, stride=0), :]
+
+
+def _rows(parts: list[jax.Array]) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=0)
+
+
+def _shift_right(words: jax.Array, bits: int) -> jax.Array:
+    return jax.lax.shift_right_logical(words, jnp.full(words.shape, bits, jnp.int32))
+
+
+def _int32(bits: int) -> np.int32:
+    return np.uint32(bits).view(np.int32)
+
+
+__all__ = ["TAIL", "WEIGHT_DTYPE", "narrow_product", "product", "units", "wide_product"]

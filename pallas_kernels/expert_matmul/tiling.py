@@ -1,0 +1,94 @@
+"""All experts of a layer as the TPU kernel reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.expert_matmul.reference import PackedLinear
+from pallas_kernels.mxfp4 import tiled
+from pallas_kernels.mxfp4.tiled import LANES, Form, TiledWeights
+from pallas_kernels.platform import Chip
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("gate_up", "down"), meta_fields=())
+@dataclasses.dataclass(frozen=True)
+class TiledExperts:
+    """The two maps of all experts.
+
+    `gate_up` has D inputs; its lane blocks alternate, gate and up, for 128 features at a time, and features
+    come in the kernel order of `down`'s inputs, so that what the first map leaves is what the second one takes.
+    `down` has F inputs and D outputs in their own order.
+    """
+
+    gate_up: TiledWeights
+    down: TiledWeights
+
+
+def form_for(chip: Chip) -> Form:
+    """How a TPU generation wants its codes: 7x has instructions for the type itself."""
+    return "fp4" if chip == "7x" else "e5m2"
+
+
+def tile_experts(
+    gate_up: PackedLinear, down: PackedLinear, form: Form, *, wide: tuple[bool, bool] | None = None
+) -> TiledExperts:
+    """Tiles published weights: gate_up [E, 2, F, D/2 …], down [E, D, F/2 …].
+
+    Each map's scales are stored narrow where they fit and wide where they do not. To find out takes the values
+    on the host; under `jit`, or to tile many layers alike, give `wide` (for gate_up, for down).
+    """
+    if wide is None:
+        wide = (
+            not bool(tiled.fits_narrow(gate_up.blocks, gate_up.scales)),
+            not bool(tiled.fits_narrow(down.blocks, down.scales)),
+        )
+    return TiledExperts(
+        gate_up=tiled.tile(*(_paired(part) for part in gate_up), form=form, wide=wide[0]),
+        down=tiled.tile(*down, form=form, wide=wide[1]),
+    )
+
+
+def untile_experts(experts: TiledExperts) -> tuple[PackedLinear, PackedLinear]:
+    """Inverse of `tile_experts`: the published arrays, biases as float32."""
+    hidden, inner = experts.gate_up.inputs, experts.down.inputs
+    columns = feature_columns(inner)
+    blocks, scales = tiled.untile(experts.gate_up, outputs=columns.size)
+    bias = _bias(experts.gate_up)
+
+    def published(rows: jax.Array) -> jax.Array:
+        shape = (rows.shape[0], 2 * inner, *rows.shape[2:])
+        rows = jnp.zeros(shape, rows.dtype).at[:, columns].set(rows, mode="drop")
+        return rows.reshape(rows.shape[0], 2, inner, *rows.shape[2:])
+
+    gate_up = PackedLinear(published(blocks), published(scales), published(bias))
+    down = PackedLinear(*tiled.untile(experts.down, outputs=hidden), _bias(experts.down)[:, :hidden])
+    return gate_up, down
+
+
+@functools.cache
+def feature_columns(inner: int) -> np.ndarray:
+    """int32 [2 · F rounded up to 128]: the row of [2·F] (gates, then ups) in each column; 2·F for padding."""
+    lane_blocks = -(-inner // LANES)
+    features = np.full(lane_blocks * LANES, inner, np.int32)
+    order = tiled.kernel_order(inner)
+    features[: order.size] = np.minimum(order, inner)
+    features = features.reshape(lane_blocks, LANES)
+    ups = np.where(features < inner, inner + features, 2 * inner)
+    gates = np.where(features < inner, features, 2 * inner)
+    return np.stack([gates, ups], axis=1).reshape(-1)
+
+
+def _paired(rows: jax.Array) -> jax.Array:
+    """[E, 2, F, …] → [E, columns, …], padding zero."""
+    experts, _, inner = rows.shape[:3]
+    flat = rows.reshape(experts, 2 * inner, *rows.shape[3:])
+    return flat.at[:, feature_columns(inner)].get(mode="fill", fill_value=0)
+
+
+def _bias(weights: TiledWeights) -> jax.Array:
+    return weights.columns[..., 1, :].reshape(*weights.columns.shape[:-3], -1)

@@ -1,0 +1,484 @@
+"""The experts of one layer on a TPU: one kernel for both maps, which reads every weight once per tile of rows.
+
+A grid step is a tile: some rows and their expert. While a tile is computed, all weights of the next tile's
+expert arrive in VMEM, in chunks of lane blocks, so that computing and reading overlap over a whole expert. The
+gate and up map comes first; the activation stays in VMEM for the down map. An expert without tokens has no tile
+and costs nothing. Where a device has two cores (v5p), they take turns with the tiles.
+
+Few tokens (`resident`): all of them lie in VMEM, so that nothing but weights moves. Up to 32, an expert is given
+every token, and the route's weights, zero for those it was not chosen by, are multiplied in at the end: that
+takes no longer than its own tokens alone. Of more tokens, an expert's own are picked out by a product with a 0/1
+matrix, and its results are put back by the transposed product, unless it was chosen by more than 32.
+
+Many tokens (`streamed`): rows are sorted by expert before the kernel and arrive tile by tile; the results are
+gathered by token after it. There each chunk is decoded once for a tile of several hundred rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.expert_matmul.decoding import WEIGHT_DTYPE, narrow_product, product, wide_product
+from pallas_kernels.expert_matmul.reference import clamped_swiglu
+from pallas_kernels.expert_matmul.tiling import TiledExperts
+from pallas_kernels.mxfp4 import tiled
+from pallas_kernels.mxfp4.tiled import LANES, TiledWeights
+from pallas_kernels.platform import Chip, Choice
+from pallas_kernels.routing import Route, schedule_tiles
+
+MOST_RESIDENT_TOKENS = 64
+_MOST_SHARED_ROWS = 32
+"""Computing this many rows takes hardly longer than computing one: decoding takes the time."""
+
+_VMEM_LIMIT = 56 * 2**20
+
+CORES: dict[Chip, int] = {"v5e": 1, "v5p": 2, "v6e": 1, "7x": 1}
+"""TensorCores that share a JAX device."""
+
+
+class Plan(NamedTuple):
+    """How the kernel is cut: the rows of a tile; how many of them are computed while weights are decoded, the
+    smallest number that suffices; lane blocks of a chunk of the gate and up map (even) and of the down map."""
+
+    rows: int
+    first: tuple[int, ...]
+    gate_up_blocks: int
+    down_blocks: int
+
+
+def plan_for(num_tokens: int, chip: Chip) -> Plan:
+    """The plan for a number of tokens."""
+    if num_tokens > MOST_RESIDENT_TOKENS:
+        return Plan(256, (64, 128), 4, 4)
+    rows = max(16, 1 << (max(1, num_tokens) - 1).bit_length())
+    first = (_MOST_SHARED_ROWS, rows) if rows > _MOST_SHARED_ROWS else (rows,)
+    # 7x reads so fast that its vector unit is just in time if no lane block is computed in vain (46 and 23 are
+    # all there are) and nothing drains in between; the others have the time for code that is a fourth as long.
+    return Plan(rows, first, 46, 23) if chip == "7x" else Plan(rows, first, 12, 12)
+
+
+def expert_mlp(x: jax.Array, route: Route, experts: TiledExperts, limit: float, choice: Choice) -> jax.Array:
+    """As `reference.expert_mlp`, on tiled weights."""
+    num_tokens, hidden = x.shape
+    if num_tokens == 0:
+        return x
+    plan = plan_for(num_tokens, choice.chip)
+    num_experts = experts.down.codes.shape[0]
+    schedule = schedule_tiles(route.experts, num_experts, plan.rows)
+    run = functools.partial(
+        launch,
+        tile_experts=schedule.tile_experts,
+        tile_counts=schedule.tile_counts,
+        num_tiles=schedule.num_tiles,
+        experts=experts,
+        plan=plan,
+        limit=limit,
+        choice=choice,
+    )
+    stored = tiled.to_kernel_order(x)
+    if num_tokens > MOST_RESIDENT_TOKENS:
+        results = run(stored.at[schedule.tokens].get(mode="fill", fill_value=0), None)
+        chosen = results.at[schedule.destinations].get(mode="fill", fill_value=0)[..., :hidden]
+        highest = jax.lax.Precision.HIGHEST
+        return jnp.einsum("tad,ta->td", chosen, route.weights, precision=highest).astype(x.dtype)
+    # Per token and expert: its weight, and which of the expert's rows it is (-1: none).
+    chosen = route.experts[..., None] == jnp.arange(num_experts)
+    weights = jnp.where(chosen, route.weights[..., None], 0).sum(axis=1)
+    row_numbers = jnp.where(chosen, schedule.destinations[..., None] % plan.rows, -1).max(axis=1)
+    missing = ((0, plan.rows - num_tokens), (0, 0))
+    members = Members(jnp.pad(weights, missing), jnp.pad(row_numbers, missing, constant_values=-1))
+    return run(jnp.pad(stored, missing), members)[:num_tokens, :hidden].astype(x.dtype)
+
+
+class Members(NamedTuple):
+    """What the resident kernel knows of tokens and experts: their weights float32 [M, E], 0 for none, and the
+    tokens' row numbers among each expert's rows, int32 [M, E], -1 for none."""
+
+    weights: jax.Array
+    row_numbers: jax.Array
+
+
+def launch(
+    x: jax.Array,
+    members: Members | None,
+    *,
+    tile_experts: jax.Array,
+    tile_counts: jax.Array,
+    num_tiles: jax.Array,
+    experts: TiledExperts,
+    plan: Plan,
+    limit: float,
+    choice: Choice,
+) -> jax.Array:
+    """The kernel itself, for the first `num_tiles`, int32 [], tiles of a schedule.
+
+    Resident: x [M, D'] → [M, N]. Streamed (no `members`): x [P, D'] → [P, N], rows of tiles past `num_tiles`
+    undefined. N is D padded to whole chunks; the results are float32.
+    """
+    gate_up, down = experts.gate_up, experts.down
+    plan = plan._replace(
+        gate_up_blocks=min(plan.gate_up_blocks, gate_up.codes.shape[1]),
+        down_blocks=min(plan.down_blocks, down.codes.shape[1]),
+    )
+    maps = (
+        Map.of(gate_up, plan.gate_up_blocks, choice.interpret),
+        Map.of(down, plan.down_blocks, choice.interpret),
+    )
+    cores = CORES[choice.chip]
+    outputs = maps[1].chunks * plan.down_blocks * LANES
+    # A step past the last tile works on nothing; it names a tile that exists.
+    last_tile = tile_experts.size - 1
+
+    def of_tile(core: Any, step: Any, *_: Any) -> tuple[Any, int]:
+        return jnp.minimum(step * cores + core, last_tile), 0
+
+    scratch = [pltpu.VMEM((plan.rows, maps[0].chunks * plan.gate_up_blocks // 2 * LANES), x.dtype)]
+    if members is not None:
+        inputs: list[jax.Array] = [x, *members]
+        specs = [pl.BlockSpec(array.shape, lambda *_: (0, 0)) for array in inputs]
+        out_spec = pl.BlockSpec((None, plan.rows, outputs), lambda core, *_: (core, 0, 0))
+        out_shape: tuple[int, ...] = (cores, plan.rows, outputs)
+        scratch.append(pltpu.VMEM((plan.first[0], x.shape[1]), x.dtype))
+    else:
+        inputs = [x]
+        specs = [pl.BlockSpec((plan.rows, x.shape[1]), of_tile)]
+        out_spec = pl.BlockSpec((plan.rows, outputs), of_tile)
+        out_shape = (x.shape[0], outputs)
+        rows = max(tiled.padded_inputs(linear.inputs) for linear in maps)
+        lanes = max(plan.gate_up_blocks, plan.down_blocks) * LANES
+        scratch.append(pltpu.VMEM((rows, lanes), WEIGHT_DTYPE))
+    for weights, linear in zip((gate_up, down), maps, strict=True):
+        shapes = [(2, linear.chunks, linear.blocks, *array.shape[2:]) for array in _arrays(weights)]
+        dtypes = [array.dtype for array in _arrays(weights)]
+        scratch += [pltpu.VMEM(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        scratch.append(pltpu.SemaphoreType.DMA((2, linear.chunks)))
+    # Both cores zero their sums even if there is no tile for them.
+    steps = jnp.maximum(pl.cdiv(num_tiles, cores), 1)
+    result: jax.Array = pl.pallas_call(
+        functools.partial(
+            _streamed_body if members is None else _resident_body, maps=maps, plan=plan, limit=limit
+        ),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(cores, steps),
+            in_specs=[*specs, *[pl.BlockSpec(memory_space=pl.ANY)] * 6],
+            out_specs=out_spec,
+            scratch_shapes=scratch,
+        ),
+        out_shape=jax.ShapeDtypeStruct(out_shape, jnp.float32),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            vmem_limit_bytes=_VMEM_LIMIT,
+            # The checks cost as much as starting a copy; the simulator looks for such errors instead.
+            disable_bounds_checks=True,
+        ),
+        interpret=choice.interpret,
+        name="expert_mlp",
+    )(num_tiles.reshape(1), tile_experts, tile_counts, *inputs, *_arrays(gate_up), *_arrays(down))
+    return result if members is None else result.sum(axis=0)
+
+
+class Map(NamedTuple):
+    """What the bodies need to know of a map, all of it static."""
+
+    inputs: int
+    wide: bool
+    lane_blocks: int
+    blocks: int
+    """Lane blocks of a chunk; the last chunk may have fewer."""
+    interpret: bool
+
+    @classmethod
+    def of(cls, weights: TiledWeights, blocks: int, interpret: Any) -> Map:
+        """Reads it off the weights."""
+        return cls(weights.inputs, weights.wide, weights.codes.shape[1], blocks, bool(interpret))
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of one expert."""
+        return pl.cdiv(self.lane_blocks, self.blocks)
+
+    def blocks_of(self, chunk: int) -> int:
+        """Lane blocks of a chunk."""
+        return min(self.blocks, self.lane_blocks - chunk * self.blocks)
+
+    def product(self, x: Any, block: Block, keep: Any = None) -> jax.Array:
+        """x [M, K'] times some lane blocks: float32 [M, 128·n], multipliers and bias applied."""
+        if self.wide:
+            result = wide_product(x, block.codes, block.scales, inputs=self.inputs)
+        else:
+            result = narrow_product(
+                x, block.codes, block.scales, inputs=self.inputs, interpret=self.interpret, keep=keep
+            )
+        return block.finished(result)
+
+
+class Block(NamedTuple):
+    """References to some lane blocks of a tiled map."""
+
+    codes: Any
+    scales: Any
+    columns: Any
+
+    def finished(self, result: jax.Array) -> jax.Array:
+        """result · multiplier + bias, column by column."""
+        parts = []
+        for block in range(self.columns.shape[0]):
+            lanes = result[:, block * LANES : (block + 1) * LANES]
+            parts.append(lanes * self.columns[block, 0:1, :] + self.columns[block, 1:2, :])
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+class Stream(NamedTuple):
+    """A map's weights on their way from HBM, two experts' worth of buffers."""
+
+    linear: Map
+    source: Block
+    buffers: Block
+    arrived: Any
+
+    def start(self, expert: Any, slot: Any) -> None:
+        """Starts reading all chunks of an expert into the buffers of `slot`."""
+        for chunk in range(self.linear.chunks):
+            for copy in self._copies(expert, slot, chunk, chunk):
+                copy.start()
+
+    def each_chunk(self, slot: Any, compute: Callable[[Any, Block], None]) -> None:
+        """Calls `compute(chunk, its lane blocks)` for every chunk in turn, once it has arrived."""
+        last = self.linear.chunks - 1
+        if last == 0:
+            self._wait(slot, 0, 0)
+            compute(0, self._block(slot, 0))
+            return
+
+        def one(chunk: Any, carry: None) -> None:
+            # A chunk that is not full is computed like the others; nobody reads what lies beyond its end.
+            if self.linear.blocks_of(last) == self.linear.blocks:
+                self._wait(slot, chunk, 0)
+            else:
+                pl.when(chunk < last)(lambda: self._wait(slot, chunk, 0))
+                pl.when(chunk == last)(lambda: self._wait(slot, chunk, last))
+            compute(chunk, self._block(slot, chunk))
+            return carry
+
+        jax.lax.fori_loop(0, last + 1, one, None)
+
+    def _block(self, slot: Any, chunk: Any) -> Block:
+        return Block(*(buffer.at[slot, chunk] for buffer in self.buffers))
+
+    def _wait(self, slot: Any, chunk: Any, like: int) -> None:
+        for copy in self._copies(0, slot, chunk, like):
+            copy.wait()
+
+    def _copies(self, expert: Any, slot: Any, chunk: Any, like: int) -> list[Any]:
+        """The copies of a chunk that is as large as the chunk `like`."""
+        size = self.linear.blocks_of(like)
+        where = pl.ds(chunk * self.linear.blocks, size)
+        return [
+            pltpu.make_async_copy(
+                source.at[expert, where], buffer.at[slot, chunk, :size], self.arrived.at[slot, chunk]
+            )
+            for source, buffer in zip(self.source, self.buffers, strict=True)
+        ]
+
+
+def _streams(refs: Sequence[Any], scratch: Sequence[Any], maps: tuple[Map, Map]) -> tuple[Stream, Stream]:
+    first, second = maps
+    return (
+        Stream(first, Block(*refs[:3]), Block(*scratch[:3]), scratch[3]),
+        Stream(second, Block(*refs[3:]), Block(*scratch[4:7]), scratch[7]),
+    )
+
+
+class Tile(NamedTuple):
+    """The tile that a grid step works on."""
+
+    exists: Any
+    expert: Any
+    count: Any
+    """How many of its rows are real."""
+    slot: Any
+    """Where its weights arrive."""
+
+
+def _tile_and_read_ahead(
+    num_tiles: Any, tile_experts: Any, tile_counts: Any, streams: tuple[Stream, Stream]
+) -> Tile:
+    """This step's tile; starts reading the next step's weights, and at the first step its own too."""
+    core, step, cores = pl.program_id(0), pl.program_id(1), pl.num_programs(0)
+    slot = jax.lax.rem(step, 2)
+
+    def tile_of(step: Any) -> tuple[Any, Any]:
+        tile = step * cores + core
+        return tile < num_tiles[0], jnp.minimum(tile, tile_experts.shape[0] - 1)
+
+    def start(step: Any, slot: Any) -> None:
+        for stream in streams:
+            stream.start(tile_experts[tile_of(step)[1]], slot)
+
+    exists, tile = tile_of(step)
+    pl.when((step == 0) & exists)(lambda: start(step, slot))
+    pl.when(tile_of(step + 1)[0])(lambda: start(step + 1, 1 - slot))
+    return Tile(exists, tile_experts[tile], tile_counts[tile], slot)
+
+
+def _resident_body(
+    num_tiles: Any,
+    tile_experts: Any,
+    tile_counts: Any,
+    x: Any,
+    weights: Any,
+    row_numbers: Any,
+    *refs: Any,
+    maps: tuple[Map, Map],
+    plan: Plan,
+    limit: float,
+) -> None:
+    out, features, picked = refs[6:9]
+    streams = _streams(refs[:6], refs[9:], maps)
+    tile = _tile_and_read_ahead(num_tiles, tile_experts, tile_counts, streams)
+
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        out[...] = jnp.zeros_like(out)
+
+    def of_expert(table: Any) -> jax.Array:
+        """The expert's column of a table [M, E], as [M, 1]."""
+        own = jax.lax.broadcasted_iota(jnp.int32, table.shape, 1) == tile.expert
+        return jnp.where(own, table[...], jnp.zeros_like(table)).sum(axis=1, keepdims=True)
+
+    smaller = 0
+    for size in plan.first:
+
+        @pl.when(tile.exists & (tile.count > smaller) & (tile.count <= size))
+        def _(size: int = size) -> None:
+            rows, placed = x, None
+            if size < x.shape[0]:
+                numbers = jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], size), 1)
+                placed = (of_expert(row_numbers) == numbers).astype(x.dtype)
+                picked[...] = _transposed_product(placed, x[...]).astype(x.dtype)
+                rows = picked
+
+            def first_map(chunk: Any, block: Block) -> None:
+                result = _activation(maps[0].product(rows, block), limit, x.dtype)
+                features[:size, _lanes(chunk, plan.gate_up_blocks // 2, result)] = result
+
+            def second_map(chunk: Any, block: Block) -> None:
+                result = maps[1].product(features.at[:size, :], block)
+                if placed is not None:
+                    result = _exact_product(placed, result)
+                out[:, _lanes(chunk, plan.down_blocks, result)] += result * of_expert(weights)
+
+            streams[0].each_chunk(tile.slot, first_map)
+            # A condition that always holds: in one piece with the first map, the code is too long for the
+            # compiler to schedule it well.
+            pl.when(tile.exists)(lambda: streams[1].each_chunk(tile.slot, second_map))
+
+        smaller = size
+
+
+def _streamed_body(
+    num_tiles: Any,
+    tile_experts: Any,
+    tile_counts: Any,
+    x: Any,
+    *refs: Any,
+    maps: tuple[Map, Map],
+    plan: Plan,
+    limit: float,
+) -> None:
+    out, features, decoded = refs[6:9]
+    streams = _streams(refs[:6], refs[9:], maps)
+    tile = _tile_and_read_ahead(num_tiles, tile_experts, tile_counts, streams)
+
+    def in_parts(linear: Map, source: Any, block: Block, store: Callable[[Any, int, jax.Array], None]) -> None:
+        """Multiplies the rows part by part; the first part decodes, the others use what it decoded."""
+        stored = tiled.padded_inputs(linear.inputs)
+        keep = decoded.at[:stored, : block.codes.shape[0] * LANES]
+        smaller = 0
+        for size in plan.first:
+
+            @pl.when((tile.count > smaller) & ((tile.count <= size) | (size == plan.first[-1])))
+            def _(size: int = size) -> None:
+                store(0, size, linear.product(source.at[:size, :], block, keep))
+
+            smaller = size
+        part = plan.first[-1]
+
+        def later(number: Any, carry: None) -> None:
+            first = pl.multiple_of(number * part, part)
+            rows = source.at[pl.ds(first, part), :]
+            if linear.wide:
+                result = linear.product(rows, block)
+            else:
+                result = block.finished(product(rows[:, :stored], keep[...]))
+            store(first, part, result)
+            return carry
+
+        jax.lax.fori_loop(1, pl.cdiv(tile.count, part), later, None)
+
+    def first_map(chunk: Any, block: Block) -> None:
+        def store(first: Any, size: int, result: jax.Array) -> None:
+            result = _activation(result, limit, x.dtype)
+            features[pl.ds(first, size), _lanes(chunk, plan.gate_up_blocks // 2, result)] = result
+
+        in_parts(maps[0], x, block, store)
+
+    def second_map(chunk: Any, block: Block) -> None:
+        def store(first: Any, size: int, result: jax.Array) -> None:
+            out[pl.ds(first, size), _lanes(chunk, plan.down_blocks, result)] = result
+
+        in_parts(maps[1], features, block, store)
+
+    @pl.when(tile.exists)
+    def _() -> None:
+        streams[0].each_chunk(tile.slot, first_map)
+        streams[1].each_chunk(tile.slot, second_map)
+
+
+def _activation(result: jax.Array, limit: float, dtype: Any) -> jax.Array:
+    """Gate and up results, alternating for 128 features at a time → features."""
+    pairs = range(0, result.shape[1], 2 * LANES)
+    parts = [
+        clamped_swiglu(result[:, i : i + LANES], result[:, i + LANES : i + 2 * LANES], limit).astype(dtype)
+        for i in pairs
+    ]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def _transposed_product(placed: jax.Array, right: jax.Array) -> jax.Array:
+    """placedᵀ times `right`, float32: exact where each row of `placed`ᵀ has a single 1."""
+    precision = jax.lax.Precision.HIGHEST if right.dtype == jnp.float32 else None
+    dimensions = (((0,), (0,)), ((), ()))
+    return jax.lax.dot_general(
+        placed, right, dimensions, preferred_element_type=jnp.float32, precision=precision
+    )
+
+
+def _exact_product(placed: jax.Array, result: jax.Array) -> jax.Array:
+    """placed [M, rows], at most a single 1 in each row, times float32 results [rows, N]."""
+    if placed.dtype == jnp.float32:
+        return jnp.dot(
+            placed, result, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST
+        )
+    # Two bfloat16 numbers hold 16 bits of a result, far more than the sum keeps in the end.
+    high = result.astype(jnp.bfloat16)
+    low = (result - high.astype(jnp.float32)).astype(jnp.bfloat16)
+    return sum(jnp.dot(placed, part, preferred_element_type=jnp.float32) for part in (high, low))
+
+
+def _lanes(chunk: Any, blocks: int, result: jax.Array) -> Any:
+    """Where a chunk's result stands among those of the chunks of `blocks` lane blocks each."""
+    first = chunk * blocks * LANES
+    return pl.ds(first if isinstance(first, int) else pl.multiple_of(first, LANES), result.shape[1])
+
+
+def _arrays(weights: TiledWeights) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return weights.codes, weights.scales, weights.columns

@@ -1,0 +1,287 @@
+"""The arrangement of MXFP4 weights that the TPU kernels read: tiled for the vector registers, exact.
+
+The matrix units of TPUs multiply bfloat16 activations with 8-bit floats of the kind e5m2 (sign, five exponent
+bits, two mantissa bits). A code of MXFP4 becomes such a float by adding its scale to its exponent bits, four
+weights in one 32-bit addition. So weights are stored such that this costs the fewest instructions:
+
+* Columns (outputs) in lane blocks of 128, each [rows, 128], contiguous in memory.
+* Rows (inputs) in *kernel order* (`kernel_order`): runs of 256 rows hold two halves of four blocks of 32;
+  within a half, row 4r + b is input 32b + r, so the four bytes of a word belong to four blocks and a word of
+  four scales is added as it stands. What is left after the last run comes in tails of 64 in their own order.
+* Form `e5m2` (v5e, v5p, v6e): int32 words [rows/8, 128]. Byte b of word r holds two weights of input row
+  4r + b: one of the first half (or block) with its sign in bit 7 and its magnitude in bits 3..1, one of the
+  second with its sign in bit 0 and its magnitude in bits 6..4. Magnitudes are renumbered so that they are
+  exponent and mantissa bits of e5m2: 0.5→0, 0→1, 1→2, 1.5→3, 2→4, 3→5, 4→6, 6→7; 1 would be 0.75, which
+  MXFP4 does not have, and is set to zero after decoding.
+* Form `fp4` (7x, whose vector unit knows the type): float4_e2m1fn [rows, 128].
+
+Scales are int32 words [rows, 128]: for each half of a run one row, byte b for block b; for each tail two rows,
+one block's scale in all four bytes. Two encodings of a scale s:
+
+* *narrow*: 4·q (form `e5m2`) or 4·(q − 14) (form `fp4`, words summed with borrows), q = s − base in 1…27,
+  base one number per column. The column's dot product is then multiplied by 2^(base − 113).
+  Possible when the scales of a column span at most 26 powers of two, blocks of zeros aside.
+* *wide*: s itself, for any span; slower to decode (each block is multiplied on its own).
+
+Values come back exactly. Not kept: the sign of zeros, and the scale of a block that holds only zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.mxfp4.format import BLOCK_SIZE
+
+Form = Literal["e5m2", "fp4"]
+
+LANES = 128
+RUN = 256
+TAIL = 64
+WIDEST_SPAN = 26
+"""The largest difference between two scales of a column that `narrow` scales can hold."""
+
+NARROW_BIAS = 113
+"""A narrow column's multiplier is 2^(base - 113): e5m2 adds 2^15, and the code 0.5 counts as 2^0."""
+
+_LARGEST_FIELD = 27
+_UNSCALED_FIELD = 14
+"""The field that makes e5m2 hold a code's own value."""
+
+_SMALLEST_NARROW_SCALE = 14
+"""The largest scale of a narrow column is at least this, or its multiplier would be a subnormal number."""
+
+# Code (four bits) → renumbered magnitude, and sign; the sign of zero is dropped.
+_MAGNITUDES = np.array([1, 0, 2, 3, 4, 5, 6, 7] * 2, np.uint8)
+_SIGNS = np.array([0] * 9 + [1] * 7, np.uint8)
+_CODES = np.array([1, 0, 2, 3, 4, 5, 6, 7], np.uint8)
+"""Renumbered magnitude → code; the renumbering swaps 0 and 1, so it is its own inverse."""
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("codes", "scales", "columns"),
+    meta_fields=("inputs", "wide"),
+)
+@dataclasses.dataclass(frozen=True)
+class TiledWeights:
+    """A linear map of K inputs to N outputs, tiled. C = ⌈N/128⌉ lane blocks; K' is K rounded up to 64.
+
+    `codes` int32 [..., C, K'/8, 128] or float4_e2m1fn [..., C, K', 128]; `scales` int32 [..., C, R, 128], R as
+    `scale_rows` says; `columns` float32 [..., C, 2, 128]: what each column's dot product is multiplied by (1
+    where scales are wide), and the bias that is then added. `inputs` is K; `wide` says how scales are encoded.
+    """
+
+    codes: jax.Array
+    scales: jax.Array
+    columns: jax.Array
+    inputs: int
+    wide: bool
+
+    @property
+    def form(self) -> Form:
+        """How the codes are stored."""
+        return "e5m2" if self.codes.dtype == jnp.int32 else "fp4"
+
+
+def padded_inputs(inputs: int) -> int:
+    """K': the number of input rows that are stored."""
+    return -(-inputs // TAIL) * TAIL
+
+
+def scale_rows(inputs: int) -> int:
+    """R: word rows of scales for K inputs, the last ones padding that makes R a multiple of 8."""
+    runs, rest = divmod(padded_inputs(inputs), RUN)
+    return -(-(2 * runs + 2 * (rest // TAIL)) // 8) * 8
+
+
+@functools.cache
+def kernel_order(inputs: int) -> np.ndarray:
+    """int32 [K']: which input each stored row holds; K and more for padding."""
+    stored = padded_inputs(inputs)
+    in_runs = stored // RUN * RUN
+    halves = np.arange(in_runs, dtype=np.int32).reshape(-1, 4, BLOCK_SIZE).swapaxes(1, 2).reshape(-1)
+    return np.concatenate([halves, np.arange(in_runs, stored, dtype=np.int32)])
+
+
+def to_kernel_order(x: jax.Array) -> jax.Array:
+    """Activations [..., K] → [..., K'] as the stored rows are ordered, padding zero."""
+    *batch, inputs = x.shape
+    x = jnp.pad(x, [(0, 0)] * len(batch) + [(0, padded_inputs(inputs) - inputs)])
+    in_runs = x.shape[-1] // RUN * RUN
+    halves = x[..., :in_runs].reshape(*batch, -1, 4, BLOCK_SIZE).swapaxes(-1, -2)
+    return jnp.concatenate([halves.reshape(*batch, in_runs), x[..., in_runs:]], axis=-1)
+
+
+def fits_narrow(blocks: jax.Array, scales: jax.Array) -> jax.Array:
+    """bool []: can the scales of these weights (published arrays, any leading axes) be stored narrow?"""
+    lowest, highest = _span(blocks, scales)
+    possible = (highest - lowest <= WIDEST_SPAN) & (highest >= _SMALLEST_NARROW_SCALE) & (highest < 255)
+    return jnp.all(possible | (lowest > highest))
+
+
+@functools.partial(jax.jit, static_argnames=("form", "wide"))
+def tile(
+    blocks: jax.Array, scales: jax.Array, bias: jax.Array, *, form: Form, wide: bool = False
+) -> TiledWeights:
+    """Tiles published weights: blocks uint8 [..., N, K/2], scales uint8 [..., N, K/32], bias [..., N].
+
+    Narrow scales need `fits_narrow`; otherwise the result is meaningless. Raises ValueError if K is no multiple
+    of 32.
+    """
+    *batch, outputs, half = blocks.shape
+    inputs = 2 * half
+    if scales.shape != (*batch, outputs, inputs // BLOCK_SIZE) or inputs % BLOCK_SIZE:
+        raise ValueError(f"scales {list(scales.shape)} do not belong to blocks {list(blocks.shape)}")
+    lane_blocks, stored = -(-outputs // LANES), padded_inputs(inputs)
+    to_lanes, to_stored = lane_blocks * LANES - outputs, stored - inputs
+    batch_axes = [(0, 0)] * len(batch)
+
+    lowest, highest = _span(blocks, scales)
+    empty = lowest > highest
+    base = jnp.where(empty, NARROW_BIAS, highest - _LARGEST_FIELD)  # [..., N]
+    if wide:
+        fields = scales.astype(jnp.int32)
+        multipliers = jnp.ones((*batch, outputs), jnp.float32)
+    else:
+        fields = jnp.clip(scales.astype(jnp.int32) - base[..., None], 1, _LARGEST_FIELD)
+        if form == "fp4":
+            fields -= _UNSCALED_FIELD
+        fields <<= 2
+        multipliers = _power_of_two(base - NARROW_BIAS)
+    fields = jnp.pad(fields, [*batch_axes, (0, to_lanes), (0, to_stored // BLOCK_SIZE)])
+    columns = jnp.stack([multipliers, bias.astype(jnp.float32)], axis=-2)  # [..., 2, N]
+    columns = jnp.pad(columns, [*batch_axes, (0, 0), (0, to_lanes)])
+    columns = columns.reshape(*batch, 2, lane_blocks, LANES).swapaxes(-2, -3)
+
+    codes = jnp.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*batch, outputs, inputs)
+    codes = jnp.pad(codes, [*batch_axes, (0, to_lanes), (0, to_stored)])
+    codes = to_kernel_order(codes)
+    if form == "fp4":
+        codes = jnp.where(codes == 8, 0, codes)  # kernels look for +0
+        stored_codes = _to_lane_blocks(_to_fp4(codes))
+    else:
+        stored_codes = _to_lane_blocks(_code_words(codes))
+    return TiledWeights(
+        codes=stored_codes,
+        scales=_to_lane_blocks(_scale_words(fields, inputs)),
+        columns=columns,
+        inputs=inputs,
+        wide=wide,
+    )
+
+
+def untile(weights: TiledWeights, outputs: int) -> tuple[jax.Array, jax.Array]:
+    """Inverse of `tile`: blocks uint8 [..., N, K/2] and scales uint8 [..., N, K/32], for N `outputs`."""
+    inputs = weights.inputs
+    if weights.form == "fp4":
+        codes = _from_fp4(_from_lane_blocks(weights.codes))
+    else:
+        codes = _codes_of_words(_from_lane_blocks(weights.codes))
+    order = kernel_order(inputs)
+    codes = jnp.zeros_like(codes).at[..., order].set(codes)[..., :outputs, :inputs]
+    blocks = codes[..., 0::2] | codes[..., 1::2] << 4
+
+    words = _from_lane_blocks(weights.scales)
+    fields = _fields_of_words(words, inputs, signed=not weights.wide)[..., :outputs, : inputs // BLOCK_SIZE]
+    if weights.wide:
+        scales = fields
+    else:
+        multipliers = weights.columns[..., 0, :].reshape(*weights.columns.shape[:-3], -1)[..., :outputs]
+        base = (jax.lax.bitcast_convert_type(multipliers, jnp.int32) >> 23) - 127 + NARROW_BIAS
+        scales = (fields >> 2) + (_UNSCALED_FIELD if weights.form == "fp4" else 0) + base[..., None]
+    return blocks, scales.astype(jnp.uint8)
+
+
+def _span(blocks: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The lowest and highest scale of each column, int32 [..., N]; of zeros only, lowest > highest."""
+    grouped = blocks.reshape(*scales.shape, BLOCK_SIZE // 2)
+    used = (grouped & 0x77 != 0).any(axis=-1)
+    scales = scales.astype(jnp.int32)
+    return jnp.where(used, scales, 256).min(axis=-1), jnp.where(used, scales, -1).max(axis=-1)
+
+
+def _power_of_two(exponents: jax.Array) -> jax.Array:
+    """float32 2^exponents, for normal numbers."""
+    return jax.lax.bitcast_convert_type((exponents + 127) << 23, jnp.float32)
+
+
+def _to_lane_blocks(x: jax.Array) -> jax.Array:
+    """[..., 128·C, rows] → [..., C, rows, 128]."""
+    return x.reshape(*x.shape[:-2], -1, LANES, x.shape[-1]).swapaxes(-1, -2)
+
+
+def _from_lane_blocks(x: jax.Array) -> jax.Array:
+    """Inverse of `_to_lane_blocks`."""
+    return x.swapaxes(-1, -2).reshape(*x.shape[:-3], -1, x.shape[-2])
+
+
+def _code_words(codes: jax.Array) -> jax.Array:
+    """uint8 codes [..., K'] in kernel order → int32 words [..., K'/8]."""
+    magnitudes = jnp.asarray(_MAGNITUDES)[codes]
+    signs = jnp.asarray(_SIGNS)[codes]
+
+    def words(part: slice, size: int) -> jax.Array:  # [..., units, 2, size/8, 4 bytes]
+        shape = (*codes.shape[:-1], -1, 2, size // 8, 4)
+        magnitude, sign = magnitudes[..., part].reshape(shape), signs[..., part].reshape(shape)
+        first = sign[..., 0, :, :] << 7 | magnitude[..., 0, :, :] << 1
+        second = sign[..., 1, :, :] | magnitude[..., 1, :, :] << 4
+        packed = jax.lax.bitcast_convert_type(first | second, jnp.int32)
+        return packed.reshape(*codes.shape[:-1], -1)
+
+    in_runs = codes.shape[-1] // RUN * RUN
+    return jnp.concatenate([words(slice(0, in_runs), RUN), words(slice(in_runs, None), TAIL)], axis=-1)
+
+
+def _codes_of_words(words: jax.Array) -> jax.Array:
+    """Inverse of `_code_words`."""
+    in_runs = words.shape[-1] * 8 // RUN * RUN
+
+    def codes(part: jax.Array, size: int) -> jax.Array:
+        packed = jax.lax.bitcast_convert_type(part, jnp.uint8)  # [..., words, 4]
+        packed = packed.reshape(*words.shape[:-1], -1, 1, size // 8, 4)
+        magnitude = jnp.concatenate([packed >> 1 & 7, packed >> 4 & 7], axis=-3)
+        sign = jnp.concatenate([packed >> 7, packed & 1], axis=-3)
+        return (jnp.asarray(_CODES)[magnitude] | sign << 3).reshape(*words.shape[:-1], -1)
+
+    return jnp.concatenate(
+        [codes(words[..., : in_runs // 8], RUN), codes(words[..., in_runs // 8 :], TAIL)], axis=-1
+    )
+
+
+def _scale_words(fields: jax.Array, inputs: int) -> jax.Array:
+    """int32 fields [..., K'/32], one per block → words [..., R]."""
+    in_runs = padded_inputs(inputs) // RUN * (RUN // BLOCK_SIZE)
+    halves = fields[..., :in_runs].reshape(*fields.shape[:-1], -1, 4)
+    tails = jnp.broadcast_to(fields[..., in_runs:, None], (*fields.shape[:-1], fields.shape[-1] - in_runs, 4))
+    bytes_of_words = jnp.concatenate([halves, tails], axis=-2)
+    # A sum, not an or: negative fields borrow from the next byte, as the kernel's addition gives it back.
+    words = (bytes_of_words * jnp.array([1, 1 << 8, 1 << 16, 1 << 24], jnp.int32)).sum(axis=-1, dtype=jnp.int32)
+    missing = scale_rows(inputs) - words.shape[-1]
+    return jnp.pad(words, [(0, 0)] * (words.ndim - 1) + [(0, missing)])
+
+
+def _fields_of_words(words: jax.Array, inputs: int, *, signed: bool) -> jax.Array:
+    """Inverse of `_scale_words`: int32 [..., K'/32], bytes with or without a sign."""
+    runs, rest = divmod(padded_inputs(inputs), RUN)
+    fields = []
+    for _ in range(4):
+        field = words << 24 >> 24 if signed else words & 255
+        words = (words - field) >> 8
+        fields.append(field)
+    in_runs = jnp.stack([field[..., : 2 * runs] for field in fields], axis=-1)
+    tails = fields[0][..., 2 * runs : 2 * runs + 2 * (rest // TAIL)]
+    return jnp.concatenate([in_runs.reshape(*words.shape[:-1], -1), tails], axis=-1)
+
+
+def _to_fp4(codes: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(codes.astype(jnp.uint4), jnp.float4_e2m1fn)
+
+
+def _from_fp4(values: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(values, jnp.uint4).astype(jnp.uint8)
