@@ -31,6 +31,7 @@ _ALLOCATION = re.compile(r"#allocation(\w+)")
 _CORE_NUMBER = "0"  # the allocation from which a program reads the number of its core
 _WORDS_APART = 1 << 22
 _SPILLS = 1 << 40
+_OUTPUTS = 1000  # outputs are counted from here on
 
 Value = int | None
 """A scalar register's value; None where it came out of a vector unit or from memory that nothing
@@ -78,15 +79,17 @@ class Trace:
         return self.before.written + sum(step.written for step in self.iterations) + self.after.written
 
 
-def execute(program: Program, operands: Mapping[int, np.ndarray | int], core: int = 0) -> Trace:
+def execute(
+    program: Program, operands: Mapping[int, np.ndarray | int], core: int = 0, limit: int = _BUNDLE_LIMIT
+) -> Trace:
     """Runs a kernel once, on one of the cores that share the program. `operands` maps the position of each
     scalar operand of the compiled call to its value.
 
     Positions count as the compiled call does: first the grid sizes that are not constants, then the
     prefetched arrays, then everything else, which needs no values. Raises ExecutionError where control flow
-    or a DMA depends on something else than these values.
+    or a DMA depends on something else than these values, or after `limit` bundles.
     """
-    return _Machine(program, operands, core).run()
+    return _Machine(program, operands, core).run(limit)
 
 
 class _Code(NamedTuple):
@@ -109,7 +112,7 @@ def _scalar_code(bundle: Bundle) -> _Code | None:
     for instruction in bundle.instructions:
         if instruction.opcode.startswith(("v", "sbr", "shalt", "dma.done", "sfence")):
             continue
-        if instruction.opcode == "sphi":
+        if instruction.opcode in ("sphi", "pphi"):
             groups[0].append(instruction)
         elif instruction.opcode.startswith("int_to_ptr"):
             groups[2].append(instruction)
@@ -156,7 +159,7 @@ class _Machine:
             for block in program.blocks
         ]
 
-    def run(self) -> Trace:
+    def run(self, limit: int) -> Trace:
         """Executes from the first bundle to the last."""
         blocks = self.program.blocks
         loop = self._grid_loop()
@@ -172,8 +175,8 @@ class _Machine:
                     phases.append(self._next_counter())
             self.counter.blocks[number] += 1
             executed += block.size
-            if executed > _BUNDLE_LIMIT:
-                raise ExecutionError(f"the kernel is still running after {_BUNDLE_LIMIT:,} bundles")
+            if executed > limit:
+                raise ExecutionError(f"the kernel is still running after {limit:,} bundles")
             taken = self._execute(number)
             leaving = loop is not None and number == loop[1] and not taken
             number = block.target if taken and block.target is not None else number + 1
@@ -259,7 +262,9 @@ class _Machine:
                     return None
             else:
                 value = self._register(instruction.condition[0])
-                if value is None or bool(value) == instruction.condition[1]:
+                if value is None:
+                    return (instruction.result, None) if instruction.result else None
+                if bool(value) == instruction.condition[1]:
                     return None
         if opcode.startswith("dma."):
             self._dma(instruction, index)
@@ -276,7 +281,7 @@ class _Machine:
             found = _ADDRESS.match(instruction.operands[0])
             place = self._address(found[1]) if found else None
             return name, None if place is None else self.memory.get(place)
-        if opcode == "sphi":
+        if opcode in ("sphi", "pphi"):
             return name, self.registers.get(name.rpartition("_")[2])
         if instruction.choice is not None:
             predicate, negated, kept = instruction.choice
@@ -288,8 +293,8 @@ class _Machine:
 
     def _call_operand(self, instruction: Instruction) -> Value:
         position = next(int(t.split()[1]) for t in instruction.operands if t.startswith("index:"))
-        if any("kind: output" in text for text in instruction.operands):
-            position += 1000
+        if "kind: output" in instruction.operands:
+            position += _OUTPUTS
         value = self.operands.get(position)
         if "<no memory space>" in instruction.opcode:
             return None if value is None else int(np.asarray(value).reshape(-1)[0])
@@ -320,6 +325,10 @@ class _Machine:
     def _dma(self, instruction: Instruction, index: int) -> None:
         source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
         named = dict(text.split("=", 1) for text in instruction.operands if "=" in text)
+        if not destination:
+            raise ExecutionError(
+                f"bundle {index:#x} moves memory in a way that is not known: {instruction.opcode}"
+            )
         size = self._operand(named.get("size_in_granules", ""))
         if size is None:
             raise ExecutionError(f"bundle {index:#x} moves an amount of memory that only the device knows")

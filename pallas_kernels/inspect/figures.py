@@ -117,6 +117,8 @@ class _Sizes:
 SIZES: dict[Model, _Sizes] = {"20b": _Sizes(24, 32), "120b": _Sizes(36, 128)}
 _NEEDED = ("expert_matmul", "attention", "routing")
 _COUNTS_SOLD = (1, 2, 4, 8, 16)
+_USABLE = 0.95
+"""Of a device's memory, for weights and cache; the rest is the runtime's, or holds activations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +172,7 @@ def _step(chip: Chip, model: Model, batch: int, sizes: _Sizes, chosen: Sequence[
     floor = plain_bytes + sum(case.step_calls * case.floor_bytes for case, _ in chosen)
     needed = sizes.bytes + sizes.cache_bytes(batch, STEP_CONTEXT)
     memory = facts.memory * facts.cores_per_device
-    devices = next((n for n in _COUNTS_SOLD if n * memory * 0.98 >= needed), _COUNTS_SOLD[-1])
+    devices = next((n for n in _COUNTS_SOLD if n * memory * _USABLE >= needed), _COUNTS_SOLD[-1])
     present = {case.operation for case, _ in chosen}
     return Step(
         chip=chip,
