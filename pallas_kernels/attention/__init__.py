@@ -20,6 +20,8 @@ __all__ = [
     "decode_ring",
     "entry_layout",
     "pack",
+    "prefill",
+    "prefill_pages",
     "sees",
     "unpack",
 ]
@@ -39,6 +41,23 @@ def decode_pages(
     if choice.implementation == "tpu":
         return tpu.decode_pages(q, pages, table, lengths, sinks, interpret=choice.interpret, chip=choice.chip)
     return reference.decode_pages(q, pages, table, lengths, sinks)
+
+
+def prefill_pages(
+    q: jax.Array, pages: jax.Array, table: jax.Array, positions: jax.Array, sinks: jax.Array
+) -> jax.Array:
+    """T queries of each sequence attend to all keys up to their own that a pool of pages holds for it.
+
+    q [B, T, H, h] at int32 positions [B, T], negative where there is no token; the keys of the chunk itself
+    are in the pages already. pages, table and sinks as in `decode_pages`; key i stands at position i.
+    Returns [B, T, H, h] in q's dtype, zeros where there is no token.
+    """
+    choice = choose("attention.prefill_pages", ("reference", "tpu"))
+    if choice.implementation == "tpu":
+        return tpu.prefill_pages(
+            q, pages, table, positions, sinks, interpret=choice.interpret, chip=choice.chip
+        )
+    return reference.prefill_pages(q, pages, table, positions, sinks)
 
 
 def decode_ring(
@@ -63,3 +82,30 @@ def decode_ring(
             q, ring, held, positions, sinks, window=window, interpret=choice.interpret, chip=choice.chip
         )
     return reference.decode_ring(q, ring, held, positions, sinks, window=window)
+
+
+def prefill(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    positions: jax.Array,
+    sinks: jax.Array,
+    ring: jax.Array | None = None,
+    held: jax.Array | None = None,
+    *,
+    window: int | None,
+) -> jax.Array:
+    """T tokens attend to each other, and to what a ring holds of the tokens before them.
+
+    q [B, T, H, h]; k, v [B, T, K, h]; int32 positions [B, T], consecutive, negative where there is no
+    token: behind the tokens, or, without a ring, also before them. sinks [H]. ring [B, U, R, W, L] and held
+    int32 [B, W] as they were before this chunk, the entry of position p at index p mod W. `window`: how
+    many keys a query sees, itself included; None for all. Returns [B, T, H, h] in q's dtype, zeros where
+    there is no token.
+    """
+    choice = choose("attention.prefill", ("reference", "tpu"))
+    if choice.implementation == "tpu":
+        return tpu.prefill(
+            q, k, v, positions, sinks, ring, held, window=window, interpret=choice.interpret, chip=choice.chip
+        )
+    return reference.prefill(q, k, v, positions, sinks, ring, held, window=window)

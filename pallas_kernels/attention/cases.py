@@ -11,7 +11,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.attention import decode_pages, decode_ring
 from pallas_kernels.attention.layout import entry_layout
-from pallas_kernels.attention.tpu import page_blocks, ring_sequences
+from pallas_kernels.attention.tpu_pages import page_blocks
+from pallas_kernels.attention.tpu_ring import ring_sequences
 from pallas_kernels.inspect.case import STEP_BATCHES, STEP_CONTEXT, Call, Case, Model
 from pallas_kernels.platform import Chip
 

@@ -89,3 +89,25 @@ def decode_ring(
     """See `pallas_kernels.attention.decode_ring`."""
     entries = jnp.moveaxis(ring, 3, 1)
     return attend_entries(q[:, None], entries, sinks, positions[:, None], held, window)[:, 0]
+
+
+def prefill(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    positions: jax.Array,
+    sinks: jax.Array,
+    ring: jax.Array | None = None,
+    held: jax.Array | None = None,
+    *,
+    window: int | None,
+) -> jax.Array:
+    """See `pallas_kernels.attention.prefill`."""
+    key_positions = positions
+    if ring is not None and held is not None:
+        old_k, old_v = unpack(
+            jnp.where((held >= 0)[:, :, None, None, None], jnp.moveaxis(ring, 3, 1), 0), q.shape[-1]
+        )
+        k, v = jnp.concatenate([old_k, k], axis=1), jnp.concatenate([old_v, v], axis=1)
+        key_positions = jnp.concatenate([held, positions], axis=1)
+    return attend(q, k, v, sinks, sees(positions, key_positions, window))
