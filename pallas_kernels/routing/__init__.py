@@ -1,7 +1,8 @@
 """Routing: which experts a token visits, with what weight, and in what order their rows are computed.
 
-On TPUs one kernel does each of the three operations here, `route_and_schedule` in a single launch; elsewhere,
-and for sizes that the kernel does not take, plain JAX. `parallel` is for experts spread over a mesh axis.
+On TPUs one kernel does each of the three operations here, `route_and_schedule` in a single launch; on GPUs
+`route` and `schedule_tiles` are a launch each; elsewhere, and for sizes that a kernel does not take, it is
+plain JAX. `parallel` is for experts spread over a mesh axis.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels import platform
-from pallas_kernels.routing import reference, tpu
+from pallas_kernels.routing import gpu, reference, tpu
 from pallas_kernels.routing.parallel import gathered_experts, local_experts, reduced_experts
 from pallas_kernels.routing.reference import Groups, Route, Schedule, group_by_expert, schedule_rows
 
@@ -39,6 +40,8 @@ def route(logits: jax.Array, experts_per_token: int, valid: jax.Array | None = N
     choice = _choose("route", logits.shape[0], experts_per_token, 1)
     if choice.implementation == "tpu":
         return tpu.route(logits, experts_per_token, valid, interpret=choice.interpret)
+    if choice.implementation == "gpu":
+        return gpu.route(logits, experts_per_token, valid, interpret=choice.interpret)
     return reference.route(logits, experts_per_token, valid)
 
 
@@ -48,6 +51,8 @@ def schedule_tiles(experts: jax.Array, num_experts: int, tile: int) -> Schedule:
     choice = _choose("schedule_tiles", num_tokens, experts_per_token, tile)
     if choice.implementation == "tpu":
         return tpu.schedule_tiles(experts, num_experts, tile, interpret=choice.interpret)
+    if choice.implementation == "gpu":
+        return gpu.schedule_tiles(experts, num_experts, tile, interpret=choice.interpret)
     return reference.schedule_tiles(experts, num_experts, tile)
 
 
@@ -59,7 +64,8 @@ def route_and_schedule(
     choice = _choose("route_and_schedule", logits.shape[0], experts_per_token, tile)
     if choice.implementation == "tpu":
         return tpu.route_and_schedule(logits, experts_per_token, tile, valid, interpret=choice.interpret)
-    return reference.route_and_schedule(logits, experts_per_token, tile, valid)
+    routed = route(logits, experts_per_token, valid)
+    return routed, schedule_tiles(routed.experts, logits.shape[1], tile)
 
 
 def _check(logits: jax.Array, experts_per_token: int) -> None:
@@ -71,6 +77,9 @@ def _check(logits: jax.Array, experts_per_token: int) -> None:
 
 def _choose(operation: str, num_tokens: int, experts_per_token: int, tile: int) -> platform.Choice:
     choice = platform.choose(operation, ("reference", "tpu", "gpu"))
-    if choice.implementation == "tpu" and not tpu.serves(num_tokens, experts_per_token, tile):
-        return choice._replace(implementation="reference")
-    return choice
+    served = {
+        "reference": True,
+        "tpu": tpu.serves(num_tokens, experts_per_token, tile),
+        "gpu": num_tokens * experts_per_token > 0,
+    }
+    return choice if served[choice.implementation] else choice._replace(implementation="reference")

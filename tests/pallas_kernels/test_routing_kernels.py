@@ -1,4 +1,4 @@
-"""The TPU kernel of routing: equal to plain JAX in interpreters, and compiled for every generation."""
+"""The kernels of routing: equal to plain JAX in interpreters, compiled for every TPU, lowered for Hopper."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gptoss_jax.bench.kernels.hopper import KERNEL_CALL, lower_for_hopper
 from pallas_kernels.platform import CHIPS, Chip, using
 from pallas_kernels.routing import Route, Schedule, reference, route, route_and_schedule, schedule_tiles
 
 SIZES = [
     # tokens, experts, active, tile
     (0, 4, 2, 8),
-    (1, 32, 4, 8),
+    (1, 1, 1, 64),
     (64, 128, 4, 16),
     (129, 5, 3, 1),
-    (300, 1, 1, 64),
-    (40, 3, 3, 24),
 ]
-"""The first and the last are sizes that the kernel leaves to plain JAX."""
+"""The kernels leave the first to plain JAX."""
 
 TOPOLOGIES: dict[Chip, str] = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
 
@@ -46,7 +45,13 @@ def assert_same(got: tuple[Route, Schedule], want: tuple[Route, Schedule]) -> No
 
 @pytest.mark.parametrize(
     ("mode", "tokens", "experts", "active", "tile"),
-    [*(("tpu-interpret", *size) for size in SIZES), ("tpu-simulate", 150, 20, 4, 16)],
+    [
+        *((mode, *size) for mode in ("tpu-interpret", "gpu-interpret") for size in SIZES),
+        ("tpu-simulate", 150, 20, 4, 16),
+        # Tiles that are no power of two, which the TPU kernel leaves to plain JAX.
+        ("tpu-interpret", 40, 3, 3, 24),
+        ("gpu-interpret", 40, 3, 3, 24),
+    ],
 )
 def test_the_kernel_routes_and_schedules_as_plain_jax(
     mode: str, tokens: int, experts: int, active: int, tile: int
@@ -58,7 +63,7 @@ def test_the_kernel_routes_and_schedules_as_plain_jax(
     assert_same(got, reference.route_and_schedule(logits, active, tile, valid))
 
 
-def test_its_two_halves_are_kernels_of_their_own() -> None:
+def test_the_tpu_kernels_two_halves_are_kernels_of_their_own() -> None:
     logits = random_logits(90, 12, seed=1)
     with using("tpu-interpret", chip="v5e"):
         routed = jax.jit(lambda: route(logits, 3))()
@@ -66,18 +71,20 @@ def test_its_two_halves_are_kernels_of_their_own() -> None:
     assert_same((routed, schedule), reference.route_and_schedule(logits, 3, 8))
 
 
-def test_tokens_that_are_all_padding_make_no_tile() -> None:
-    with using("tpu-interpret", chip="v5e"):
+@pytest.mark.parametrize("mode", ["reference", "tpu-interpret", "gpu-interpret"])
+def test_tokens_that_are_all_padding_make_no_tile(mode: str) -> None:
+    with using(mode):
         _, schedule = route_and_schedule(random_logits(9, 4), 2, 8, np.zeros(9, bool))
     assert int(schedule.num_tiles) == 0
     assert not np.any(schedule.tile_counts)
     assert np.all(np.asarray(schedule.tokens) == 9)
 
 
-def test_experts_may_have_minus_infinity_as_logit() -> None:
+@pytest.mark.parametrize("mode", ["reference", "tpu-interpret", "gpu-interpret"])
+def test_experts_may_have_minus_infinity_as_logit(mode: str) -> None:
     logits = np.full((3, 8), -np.inf, np.float32)
     logits[1, 5] = logits[2, [6, 7]] = 1.0
-    with using("tpu-interpret", chip="v5e"):
+    with using(mode):
         routed = route(logits, 2)
     assert routed.experts[1:].tolist() == [[5, 0], [6, 7]]
     np.testing.assert_array_equal(routed.weights[1:], [[1, 0], [0.5, 0.5]])
@@ -95,7 +102,7 @@ def described_device(chip: Chip) -> jax.Device:
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_the_kernel_compiles_for(chip: Chip) -> None:
+def test_the_tpu_kernel_compiles_for(chip: Chip) -> None:
     pytest.importorskip("libtpu")
     sharding = NamedSharding(Mesh(np.array([described_device(chip)]), ("x",)), PartitionSpec())
     for tokens, experts, tile in [(1, 32, 16), (64, 128, 16), (2048, 128, 128)]:
@@ -105,3 +112,14 @@ def test_the_kernel_compiles_for(chip: Chip) -> None:
             step = jax.jit(lambda logits, valid, tile=tile: route_and_schedule(logits, 4, tile, valid))
             text = step.lower(logits, valid).compile().as_text()
         assert text.count('custom_call_target="tpu_custom_call"') == 1
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 32), (64, 128), (4096, 32)])
+def test_the_gpu_kernels_lower_for_hopper_in_two_launches(tokens: int, experts: int) -> None:
+    def run(logits: jax.Array, valid: jax.Array) -> tuple[Route, Schedule]:
+        with using("gpu"):
+            return route_and_schedule(logits, 4, 16, valid)
+
+    logits = jax.ShapeDtypeStruct((tokens, experts), jnp.float32)
+    valid = jax.ShapeDtypeStruct((tokens,), jnp.bool_)
+    assert lower_for_hopper(run, logits, valid).count(KERNEL_CALL) == 2
