@@ -12,7 +12,11 @@ from jax.typing import DTypeLike
 
 from checkpoints import Checkpoint, open_checkpoint
 from checkpoints.config import ModelConfig
+from gptoss_jax.model.moe import Experts, TiledExperts
 from gptoss_jax.model.transformer import Transformer
+from pallas_kernels.expert_matmul import form_for
+from pallas_kernels.mxfp4.tiled import Form
+from pallas_kernels.platform import choose
 
 
 def load(
@@ -22,12 +26,25 @@ def load(
 ) -> Transformer:
     """Reads a checkpoint into a model that computes in `dtype` (float32 or bfloat16).
 
-    `shardings` maps a parameter's name to where it lives (None: the default device). Raises
-    `checkpoints.CheckpointError` if the checkpoint is not a gpt-oss model.
+    `shardings` maps a parameter's name to where it lives (None: the default device). Where the TPU kernels are
+    going to run, the experts are rearranged for them. Raises `checkpoints.CheckpointError` if the checkpoint is
+    not a gpt-oss model.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = open_checkpoint(checkpoint)
-    return with_parameters(checkpoint.config, checkpoint.load(shardings, dtype), dtype)
+    model = with_parameters(checkpoint.config, checkpoint.load(shardings, dtype), dtype)
+    choice = choose("expert_mlp", ("reference", "tpu", "gpu"))
+    if choice.implementation == "tpu":
+        tile_experts_of(model, form_for(choice.chip))
+    return model
+
+
+def tile_experts_of(model: Transformer, form: Form) -> None:
+    """Rearranges the experts of a model for the TPU kernel, layer by layer, so that memory holds one layer twice
+    at most."""
+    for layer in model.layers:
+        if isinstance(layer.moe.experts, Experts):
+            layer.moe.experts = TiledExperts(layer.moe.experts, form)
 
 
 def with_parameters(config: ModelConfig, parameters: dict[str, jax.Array], dtype: DTypeLike) -> Transformer:

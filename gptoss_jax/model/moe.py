@@ -11,7 +11,8 @@ from jax.typing import DTypeLike
 
 from checkpoints.config import MXFP4_BLOCK, ModelConfig
 from gptoss_jax.model.layers import Linear, RMSNorm
-from pallas_kernels.expert_matmul import PackedLinear, expert_mlp
+from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, tile_experts
+from pallas_kernels.mxfp4.tiled import Form, TiledWeights
 from pallas_kernels.routing import Route, route
 
 
@@ -40,6 +41,35 @@ class Experts(nnx.Module):
         self.limit = config.swiglu_limit
         self.gate_up = PackedMap(experts, (2, inner), hidden, dtype=dtype, rngs=rngs)
         self.down = PackedMap(experts, (hidden,), inner, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, routed: Route) -> jax.Array:
+        """x [T, D] and its route → [T, D]."""
+        return expert_mlp(x, routed, self.gate_up.arrays(), self.down.arrays(), self.limit)
+
+
+class TiledMap(nnx.Module):
+    """One linear map per expert as the TPU kernel reads it; see `pallas_kernels.mxfp4.tiled`."""
+
+    def __init__(self, weights: TiledWeights):
+        self.codes = nnx.Param(weights.codes)
+        self.scales = nnx.Param(weights.scales)
+        self.columns = nnx.Param(weights.columns)
+        self.inputs = weights.inputs
+        self.wide = weights.wide
+
+    def arrays(self) -> TiledWeights:
+        """The arrays as the kernels take them."""
+        return TiledWeights(self.codes[...], self.scales[...], self.columns[...], self.inputs, self.wide)
+
+
+class TiledExperts(nnx.Module):
+    """As `Experts`, with weights rearranged for the TPU kernel; their values are the same."""
+
+    def __init__(self, experts: Experts, form: Form):
+        tiled = tile_experts(experts.gate_up.arrays(), experts.down.arrays(), form)
+        self.limit = experts.limit
+        self.gate_up = TiledMap(tiled.gate_up)
+        self.down = TiledMap(tiled.down)
 
     def __call__(self, x: jax.Array, routed: Route) -> jax.Array:
         """x [T, D] and its route → [T, D]."""

@@ -58,10 +58,15 @@ def plan_for(num_tokens: int, chip: Chip) -> Plan:
     if num_tokens > MOST_RESIDENT_TOKENS:
         return Plan(256, (64, 128), 4, 4)
     rows = max(16, 1 << (max(1, num_tokens) - 1).bit_length())
-    first = (_MOST_SHARED_ROWS, rows) if rows > _MOST_SHARED_ROWS else (rows,)
     # 7x reads so fast that its vector unit is just in time if no lane block is computed in vain (46 and 23 are
-    # all there are) and nothing drains in between; the others have the time for code that is a fourth as long.
-    return Plan(rows, first, 46, 23) if chip == "7x" else Plan(rows, first, 12, 12)
+    # all there are) and little drains in between. The others have time for shorter code, and for chunks that
+    # keep the first tile waiting less.
+    if chip == "7x":
+        return Plan(rows, (rows,), 46, 23)
+    if chip == "v6e":
+        return Plan(rows, (rows,), 24, 23) if rows > 16 else Plan(rows, (rows,), 12, 12)
+    # The matrix units of v5e and v5p need longer for 64 rows than the weights need to arrive.
+    return Plan(rows, (_MOST_SHARED_ROWS, rows) if rows > _MOST_SHARED_ROWS else (rows,), 12, 12)
 
 
 def expert_mlp(x: jax.Array, route: Route, experts: TiledExperts, limit: float, choice: Choice) -> jax.Array:
