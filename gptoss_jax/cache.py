@@ -9,37 +9,56 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from checkpoints.config import ModelConfig
+from pallas_kernels.attention import EntryLayout, entry_layout, pack
 
 EMPTY = -1
 """The position of a cache entry, or of an input token, that does not exist."""
+
+PAGE = 128
+"""Tokens in a page of a full layer."""
+
+_TILE = 16
+"""Tokens in a tile of a TPU's memory: a page of a shorter sequence is a multiple of it."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LayerCache:
-    """One layer's keys and values [B, S, K, h] and the position of each entry, int32 [B, S], or EMPTY.
+    """One layer's entries [B, M, U, R, P, L], and the position of each, int32 [B, M·P], or EMPTY.
 
-    A token at position p is kept at index p mod S. On a full layer S is the longest sequence, so nothing is
-    ever overwritten; on a sliding layer S is the window, so exactly what a query may still see is there.
+    A slot's entries are M pages of P tokens; `pallas_kernels.attention.layout` says how a page holds keys and
+    values. A token at position p is kept at index p mod M·P. On a full layer M·P is at least the longest
+    sequence, so nothing is ever overwritten; on a sliding layer there is one page, as long as the window, so
+    exactly what a query may still see is there.
     """
 
-    keys: jax.Array
-    values: jax.Array
+    entries: jax.Array
     positions: jax.Array
 
     def write(self, keys: jax.Array, values: jax.Array, positions: jax.Array) -> LayerCache:
         """Stores T new tokens, keys and values [B, T, K, h], at positions [B, T] (EMPTY: not stored)."""
         batch, size = self.positions.shape
-        # Of a chunk longer than the ring only the last S tokens stay; each index is then written once.
+        units, rows, page, lanes = self.entries.shape[2:]
+        # Of a chunk longer than the ring only the last M·P tokens stay; each index is then written once.
         newest = jnp.max(positions, axis=1, keepdims=True)
         kept = (positions >= 0) & (positions > newest - size)
         index = jnp.where(kept, positions % size, size)  # size is out of range: dropped
-        rows = jnp.arange(batch)[:, None]
+        slot = jnp.arange(batch)[:, None]
+        entries = pack(keys, values, EntryLayout(units, rows, lanes)).astype(self.entries.dtype)
         return LayerCache(
-            self.keys.at[rows, index].set(keys, mode="drop"),
-            self.values.at[rows, index].set(values, mode="drop"),
-            self.positions.at[rows, index].set(positions, mode="drop"),
+            self.entries.at[slot, index // page, :, :, index % page].set(entries, mode="drop"),
+            self.positions.at[slot, index].set(positions, mode="drop"),
         )
+
+    def pool(self) -> tuple[jax.Array, jax.Array]:
+        """All slots' pages as one pool [B·M, U, R, P, L], and the table int32 [B, M]: slots own theirs."""
+        batch, pages = self.entries.shape[:2]
+        table = jnp.arange(batch * pages, dtype=jnp.int32).reshape(batch, pages)
+        return self.entries.reshape(batch * pages, *self.entries.shape[2:]), table
+
+    def ring(self) -> tuple[jax.Array, jax.Array]:
+        """The entries of a sliding layer [B, U, R, W, L] and their positions, int32 [B, W]."""
+        return self.entries[:, 0], self.positions
 
 
 Cache = tuple[LayerCache, ...]
@@ -48,12 +67,18 @@ Cache = tuple[LayerCache, ...]
 
 def new_cache(config: ModelConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
     """An empty cache for `batch` sequences of at most `length` tokens: keys and values of `dtype`."""
+    units, rows, lanes = entry_layout(config.num_kv_heads, config.head_size)
 
     def layer(index: int) -> LayerCache:
-        size = min(config.window(index) or length, length)
-        shape = (batch, size, config.num_kv_heads, config.head_size)
+        window = config.window(index)
+        if window is None:
+            page = min(-(-length // _TILE) * _TILE, PAGE)
+            pages = -(-length // page)
+        else:
+            page, pages = min(length, window), 1
         return LayerCache(
-            jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((batch, size), EMPTY, jnp.int32)
+            jnp.zeros((batch, pages, units, rows, page, lanes), dtype),
+            jnp.full((batch, pages * page), EMPTY, jnp.int32),
         )
 
     return tuple(layer(index) for index in range(config.num_layers))
@@ -64,9 +89,7 @@ def take_rows(cache: Cache, rows: jax.Array, *, fresh: jax.Array) -> Cache:
 
     def take(layer: LayerCache) -> LayerCache:
         positions = jnp.where(fresh[:, None], EMPTY, layer.positions.at[rows].get(mode="clip"))
-        return LayerCache(
-            layer.keys.at[rows].get(mode="clip"), layer.values.at[rows].get(mode="clip"), positions
-        )
+        return LayerCache(layer.entries.at[rows].get(mode="clip"), positions)
 
     return tuple(take(layer) for layer in cache)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -17,7 +18,9 @@ from checkpoints.parameters import parameter_specs
 from checkpoints.random import fill_random
 from gptoss_jax.cache import EMPTY, LayerCache, new_cache, put_rows, take_rows
 from gptoss_jax.model import Transformer, with_parameters
-from gptoss_jax.model.attention import attend, sees
+from gptoss_jax.model.rope import rotations
+from pallas_kernels.attention import attend, sees, unpack
+from pallas_kernels.platform import using
 
 WINDOW = 4
 CONFIG = ModelConfig(
@@ -35,15 +38,19 @@ CONFIG = ModelConfig(
 LENGTH = 13
 
 
-@functools.cache
-def model() -> Transformer:
+def random_model(config: ModelConfig) -> Transformer:
     """A random model: no bias and no sink is zero."""
     parameters = {}
-    for name, spec in parameter_specs(CONFIG).items():
+    for name, spec in parameter_specs(config).items():
         values = np.empty(spec.shape, spec.dtype)
         fill_random(name, values, seed=0)
         parameters[name] = jnp.asarray(values if spec.dtype == np.uint8 else values.astype(np.float32))
-    return with_parameters(CONFIG, parameters, jnp.float32)
+    return with_parameters(config, parameters, jnp.float32)
+
+
+@functools.cache
+def model() -> Transformer:
+    return random_model(CONFIG)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -165,9 +172,8 @@ def test_padding_and_neighbours_change_no_tokens_result() -> None:
 
 
 def empty(batch: int, size: int) -> LayerCache:
-    """An empty cache with one head of size 2."""
-    zeros = jnp.zeros((batch, size, 1, 2))
-    return LayerCache(zeros, zeros, jnp.full((batch, size), EMPTY, jnp.int32))
+    """An empty ring of one head of size 2, whose entry is [K | V]."""
+    return LayerCache(jnp.zeros((batch, 1, 1, 1, size, 4)), jnp.full((batch, size), EMPTY, jnp.int32))
 
 
 _write = jax.jit(LayerCache.write)
@@ -192,14 +198,16 @@ def test_a_ring_holds_exactly_the_last_keys_however_they_arrive(
     for index, held in enumerate(cache.positions[0].tolist()):
         if held != EMPTY:
             assert held % WINDOW == index
-            assert cache.keys[0, index].tolist() == [[held, held]]
-            assert cache.values[0, index].tolist() == [[-held, -held]]
+            keys, values = unpack(cache.ring()[0][0, :, :, index], 2)
+            assert keys.tolist() == [[held, held]]
+            assert values.tolist() == [[-held, -held]]
 
 
 def test_sliding_layers_cache_their_window_and_full_ones_everything() -> None:
     sizes = [layer.positions.shape for layer in new_cache(CONFIG, 3, LENGTH, jnp.bfloat16)]
-    assert sizes == [(3, WINDOW), (3, LENGTH)]
-    assert [layer.positions.shape[1] for layer in new_cache(CONFIG, 3, 2, jnp.bfloat16)] == [2, 2]
+    assert sizes == [(3, WINDOW), (3, 16)]  # the longest sequence, 13, in whole tiles
+    assert [layer.positions.shape[1] for layer in new_cache(CONFIG, 3, 2, jnp.bfloat16)] == [2, 16]
+    assert [layer.entries.shape[1] for layer in new_cache(CONFIG, 3, 300, jnp.bfloat16)] == [1, 3]
 
 
 def test_rows_taken_from_a_cache_come_back_whole_or_empty_and_can_be_put_back() -> None:
@@ -211,3 +219,52 @@ def test_rows_taken_from_a_cache_come_back_whole_or_empty_and_can_be_put_back() 
     assert part[0].positions.max(axis=1).tolist() == [20, EMPTY]
     back = put_rows(cache, jnp.array([3, 4]), part)  # row 4 does not exist: dropped
     assert back[0].positions.max(axis=1).tolist() == [0, 10, 20, 20]
+
+
+KERNEL_CONFIG = dataclasses.replace(CONFIG, num_heads=8, num_kv_heads=4, head_size=16, sliding_window=6)
+
+
+# Compiled quickly, not well: an interpreted kernel takes seconds to compile and milliseconds to run.
+@functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+def _cached_step(
+    graph: nnx.GraphDef,
+    state: nnx.State,
+    tokens: jax.Array,
+    positions: jax.Array,
+    layers: tuple[LayerCache, ...],
+) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+    model = nnx.merge(graph, state)
+    x = model.embedding(tokens)
+    rotation = rotations(positions, KERNEL_CONFIG)
+    after = []
+    for layer, cache in zip(model.layers, layers, strict=True):
+        mixed, cache = layer.attention(x, positions, rotation, cache)
+        x = x + mixed
+        after.append(cache)
+    return x, tuple(after)
+
+
+def test_attention_on_tpu_kernels_equals_attention_on_references() -> None:
+    """Both layers, float32: prompts of unequal length in two chunks, then single tokens, one slot idle."""
+    graph, state = nnx.split(random_model(KERNEL_CONFIG))
+    generator = np.random.default_rng(7)
+    chunks = [np.full((3, 20), EMPTY, np.int32), np.full((3, 20), EMPTY, np.int32)]
+    for row, length in enumerate((33, 9)):
+        for begin, chunk in zip((0, 20), chunks, strict=True):
+            count = min(20, max(0, length - begin))
+            chunk[row, :count] = np.arange(begin, begin + count)
+    singles = [np.array([[33 + step], [9 + step], [EMPTY]], np.int32) for step in range(4)]
+    steps = [
+        (generator.integers(0, CONFIG.vocabulary_size, positions.shape, dtype=np.int32), positions)
+        for positions in (*chunks, *singles)
+    ]
+    results = {}
+    for mode in ("reference", "tpu-interpret"):
+        cache = new_cache(KERNEL_CONFIG, 3, 48, jnp.float32)
+        results[mode] = []
+        with using(mode):
+            for tokens, positions in steps:
+                x, cache = _cached_step(graph, state, tokens, positions, cache)
+                results[mode].append(np.where(positions[..., None] >= 0, x, 0))
+    for actual, expected in zip(results["tpu-interpret"], results["reference"], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)

@@ -16,8 +16,10 @@ import pallas_kernels.attention
 from pallas_kernels.attention import entry_layout, pack, unpack
 from pallas_kernels.platform import using
 
-decode_pages = jax.jit(pallas_kernels.attention.decode_pages)
-decode_ring = jax.jit(pallas_kernels.attention.decode_ring)  # its window is traced: one program for all
+# Compiled quickly, not well: an interpreted kernel takes seconds to compile and milliseconds to run.
+QUICK = {"xla_backend_optimization_level": 0}
+decode_pages = jax.jit(pallas_kernels.attention.decode_pages, compiler_options=QUICK)
+decode_ring = jax.jit(pallas_kernels.attention.decode_ring, compiler_options=QUICK)  # any window
 
 MODES = ["reference", "tpu-interpret"]
 

@@ -17,8 +17,10 @@ import pallas_kernels.attention
 from pallas_kernels.attention import entry_layout, pack
 from pallas_kernels.platform import using
 
-prefill = jax.jit(pallas_kernels.attention.prefill, static_argnames="window")
-prefill_pages = jax.jit(pallas_kernels.attention.prefill_pages)
+# Compiled quickly, not well: an interpreted kernel takes seconds to compile and milliseconds to run.
+QUICK = {"xla_backend_optimization_level": 0}
+prefill = jax.jit(pallas_kernels.attention.prefill, static_argnames="window", compiler_options=QUICK)
+prefill_pages = jax.jit(pallas_kernels.attention.prefill_pages, compiler_options=QUICK)
 
 MODES = ["reference", "tpu-interpret"]
 
