@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.attention import reference, tpu
+from pallas_kernels.attention import gpu, reference, tpu
 from pallas_kernels.attention.layout import EntryLayout, entry_layout, pack, unpack
 from pallas_kernels.attention.reference import attend, sees
 from pallas_kernels.platform import choose
@@ -37,9 +37,11 @@ def decode_pages(
     sequence, the query's own included, at most M·P; sinks [H]. Returns [B, H, h] in q's dtype, zeros where a
     length is 0. Table entries past the last page in use, and rows past the last key, may hold anything.
     """
-    choice = choose("attention.decode_pages", ("reference", "tpu"))
+    choice = choose("attention.decode_pages", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
         return tpu.decode_pages(q, pages, table, lengths, sinks, interpret=choice.interpret, chip=choice.chip)
+    if choice.implementation == "gpu":
+        return gpu.decode_pages(q, pages, table, lengths, sinks, interpret=choice.interpret)
     return reference.decode_pages(q, pages, table, lengths, sinks)
 
 
@@ -52,11 +54,13 @@ def prefill_pages(
     are in the pages already. pages, table and sinks as in `decode_pages`; key i stands at position i.
     Returns [B, T, H, h] in q's dtype, zeros where there is no token.
     """
-    choice = choose("attention.prefill_pages", ("reference", "tpu"))
+    choice = choose("attention.prefill_pages", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
         return tpu.prefill_pages(
             q, pages, table, positions, sinks, interpret=choice.interpret, chip=choice.chip
         )
+    if choice.implementation == "gpu":
+        return gpu.prefill_pages(q, pages, table, positions, sinks, interpret=choice.interpret)
     return reference.prefill_pages(q, pages, table, positions, sinks)
 
 
@@ -76,11 +80,13 @@ def decode_ring(
     may then hold anything that is finite); sinks [H]. Returns [B, H, h] in q's dtype, zeros where nothing
     is seen.
     """
-    choice = choose("attention.decode_ring", ("reference", "tpu"))
+    choice = choose("attention.decode_ring", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
         return tpu.decode_ring(
             q, ring, held, positions, sinks, window=window, interpret=choice.interpret, chip=choice.chip
         )
+    if choice.implementation == "gpu":
+        return gpu.decode_ring(q, ring, held, positions, sinks, window=window, interpret=choice.interpret)
     return reference.decode_ring(q, ring, held, positions, sinks, window=window)
 
 
@@ -103,9 +109,11 @@ def prefill(
     many keys a query sees, itself included; None for all. Returns [B, T, H, h] in q's dtype, zeros where
     there is no token.
     """
-    choice = choose("attention.prefill", ("reference", "tpu"))
+    choice = choose("attention.prefill", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
         return tpu.prefill(
             q, k, v, positions, sinks, ring, held, window=window, interpret=choice.interpret, chip=choice.chip
         )
+    if choice.implementation == "gpu":
+        return gpu.prefill(q, k, v, positions, sinks, ring, held, window=window, interpret=choice.interpret)
     return reference.prefill(q, k, v, positions, sinks, ring, held, window=window)

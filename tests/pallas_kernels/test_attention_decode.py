@@ -21,7 +21,7 @@ QUICK = {"xla_backend_optimization_level": 0}
 decode_pages = jax.jit(pallas_kernels.attention.decode_pages, compiler_options=QUICK)
 decode_ring = jax.jit(pallas_kernels.attention.decode_ring, compiler_options=QUICK)  # any window
 
-MODES = ["reference", "tpu-interpret"]
+MODES = ["reference", "tpu-interpret", "gpu-interpret"]
 
 
 @dataclasses.dataclass(frozen=True)

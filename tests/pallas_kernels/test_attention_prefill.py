@@ -22,7 +22,7 @@ QUICK = {"xla_backend_optimization_level": 0}
 prefill = jax.jit(pallas_kernels.attention.prefill, static_argnames="window", compiler_options=QUICK)
 prefill_pages = jax.jit(pallas_kernels.attention.prefill_pages, compiler_options=QUICK)
 
-MODES = ["reference", "tpu-interpret"]
+MODES = ["reference", "tpu-interpret", "gpu-interpret"]
 
 
 @dataclasses.dataclass(frozen=True)
