@@ -106,7 +106,7 @@ class KernelCount:
 
     def use(self) -> dict[str, float]:
         """Each unit's operations in one call ÷ what it could have done in the time of `compute_cycles`."""
-        parts = [part for t in self.traces for part in (t.before, *t.iterations, t.after)]
+        parts = [part for trace in self.traces for part in trace.parts]
         available = self.compute_cycles * len(self.traces)
         return {
             unit: float(total) / (capacity * available)

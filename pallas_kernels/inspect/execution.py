@@ -44,10 +44,11 @@ class ExecutionError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """One pass of the grid's loop: bundles executed, units' use, bytes that its DMAs read from and write to
-    HBM."""
+    """One pass of the grid's loop: bundles executed, how many of them empty, units' use, bytes that its DMAs
+    read from and write to HBM."""
 
     bundles: int
+    empty: int
     use: tuple[int, ...]
     read: int
     written: int
@@ -64,19 +65,29 @@ class Trace:
     after: Iteration
 
     @property
+    def parts(self) -> tuple[Iteration, ...]:
+        """All of it, in order."""
+        return self.before, *self.iterations, self.after
+
+    @property
     def bundles(self) -> int:
         """All bundles executed."""
-        return self.before.bundles + sum(step.bundles for step in self.iterations) + self.after.bundles
+        return sum(part.bundles for part in self.parts)
+
+    @property
+    def empty(self) -> int:
+        """Those of them that hold no instruction: the core waits for results."""
+        return sum(part.empty for part in self.parts)
 
     @property
     def read(self) -> int:
         """All bytes that DMAs read from HBM."""
-        return self.before.read + sum(step.read for step in self.iterations) + self.after.read
+        return sum(part.read for part in self.parts)
 
     @property
     def written(self) -> int:
         """All bytes that DMAs write to HBM."""
-        return self.before.written + sum(step.written for step in self.iterations) + self.after.written
+        return sum(part.written for part in self.parts)
 
 
 def execute(
@@ -130,12 +141,13 @@ class _Counter:
 
     def finished(self, program: Program) -> Iteration:
         use = [0] * len(program.units)
-        bundles = 0
+        bundles = empty = 0
         for number, times in self.blocks.items():
             block = program.blocks[number]
             bundles += times * block.size
+            empty += times * block.empty
             use = [total + times * n for total, n in zip(use, block.use, strict=True)]
-        return Iteration(bundles, tuple(use), self.read, self.written, tuple(sorted(self.blocks)))
+        return Iteration(bundles, empty, tuple(use), self.read, self.written, tuple(sorted(self.blocks)))
 
 
 class _Machine:

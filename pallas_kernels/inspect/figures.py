@@ -34,12 +34,13 @@ class Row:
     bundles_per_step: float
     bytes_per_step: float
     memory_cycles_per_step: float
-    compute_over_memory: float
+    compute_over_memory: float | None
     bandwidth_fraction: float
     overlapped_fraction: float
-    bytes_over_floor: float
+    bytes_over_floor: float | None
     matrix_fraction: float
     weights_per_cycle: float
+    stalled_fraction: float
     use: dict[str, float]
     vmem_bytes: int
     cycles: float
@@ -69,12 +70,13 @@ def row(chip: Chip, case: Case, count: KernelCount) -> Row:
         bundles_per_step=compute / steps,
         bytes_per_step=count.memory_bytes / steps,
         memory_cycles_per_step=memory / steps,
-        compute_over_memory=compute / memory if memory else float("inf"),
+        compute_over_memory=compute / memory if memory else None,
         bandwidth_fraction=min(1.0, memory / compute),
         overlapped_fraction=memory / count.cycles,
-        bytes_over_floor=count.memory_bytes / case.floor_bytes if case.floor_bytes else float("inf"),
+        bytes_over_floor=count.memory_bytes / case.floor_bytes if case.floor_bytes else None,
         matrix_fraction=case.flops / (count.cycles * peak),
         weights_per_cycle=case.weights / compute,
+        stalled_fraction=sum(t.empty for t in count.traces) / sum(t.bundles for t in count.traces),
         use={unit: share for unit, share in count.use().items() if share},
         vmem_bytes=count.vmem_bytes,
         cycles=count.cycles,
@@ -125,8 +127,8 @@ _USABLE = 0.95
 class Step:
     """A decode step of a model with `batch` sequences of `context` keys: what its parts sum to.
 
-    parts: microseconds of each kernel (all its calls), of the plain operations around kernels by the
-    compiler's own estimate, and of the plain matmuls (bytes of their weights at full bandwidth, an
+    parts: microseconds of each kernel (all its calls); of the `others` around them, plain operations, by the
+    compiler's own estimate; and of the plain `matmuls` (their weights' bytes at full bandwidth, an
     assumption). missing: operations without cases, which the sum therefore lacks. devices: how many hold
     weights and cache. milliseconds: the sum on one device, whether or not it could hold the model; divided
     evenly among `devices`, at best and without any communication, `best_milliseconds`.
@@ -162,12 +164,12 @@ def _step(chip: Chip, model: Model, batch: int, sizes: _Sizes, chosen: Sequence[
     parts: dict[str, float] = {}
     around = 0.0
     for case, figures in chosen:
-        name = f"{case.operation}: {case.kernel}"
+        name = case.kernel
         parts[name] = parts.get(name, 0.0) + case.step_calls * figures.microseconds
         around += case.step_calls * 1e6 * figures.other_cycles / facts.clock
-    parts["plain operations around kernels"] = around
+    parts["others"] = around
     plain_bytes = 2 * sizes.plain_weights
-    parts["plain matmuls at full bandwidth"] = 1e6 * plain_bytes / bandwidth
+    parts["matmuls"] = 1e6 * plain_bytes / bandwidth
     total = sum(parts.values()) / 1e3
     floor = plain_bytes + sum(case.step_calls * case.floor_bytes for case, _ in chosen)
     needed = sizes.bytes + sizes.cache_bytes(batch, STEP_CONTEXT)

@@ -18,6 +18,7 @@ _HEADINGS = (
     ("weights", "/cycle"),
     ("matrix", "peak"),
     ("busiest", "unit"),
+    ("stall-", "ed"),
     ("VMEM", "MiB"),
     ("µs", "/call"),
 )
@@ -48,13 +49,14 @@ def _table(rows: Sequence[Row]) -> str:
                 f"{one.grid_steps}",
                 f"{one.bundles_per_step:,.0f}",
                 f"{one.bytes_per_step / 1024:,.0f}",
-                f"{one.compute_over_memory:.2f}",
+                "" if one.compute_over_memory is None else f"{one.compute_over_memory:.2f}",
                 f"{one.bandwidth_fraction:.2f}",
                 f"{one.overlapped_fraction:.2f}",
-                f"{one.bytes_over_floor:.3f}",
+                "" if one.bytes_over_floor is None else f"{one.bytes_over_floor:.3f}",
                 f"{one.weights_per_cycle:,.0f}" if one.weights_per_cycle else "",
                 f"{one.matrix_fraction:.2f}",
                 f"{busiest} {units[busiest]:.2f}" if busiest else "",
+                f"{one.stalled_fraction:.2f}",
                 f"{one.vmem_bytes / 2**20:.1f}",
                 f"{one.microseconds:,.1f}",
             ]
@@ -63,18 +65,31 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _step_table(sums: Sequence[Step], label: str) -> str:
-    lines = [f"Decode steps, {sums[0].context:,} keys of context ({label})"]
+    names = list(dict.fromkeys(name for one in sums for name in one.parts))
+    cells = [["decode step", *names, "sum", "bytes alone", "devices", "÷ devices", "tokens/s"]]
     for one in sums:
-        spread = (
-            "" if one.devices == 1 else f", on {one.devices} devices at best {one.best_milliseconds:.2f} ms"
+        cells.append(
+            [
+                f"{one.chip} {one.model} batch {one.batch}",
+                *(f"{one.parts[name] / 1e3:.3f}" if name in one.parts else "" for name in names),
+                f"{one.milliseconds:.2f}",
+                f"{one.floor_milliseconds:.2f}",
+                f"{one.devices}",
+                f"{one.best_milliseconds:.2f}",
+                f"{one.tokens_per_second:,.0f}",
+            ]
         )
-        lines.append(
-            f"{one.chip} {one.model} batch {one.batch}: {one.milliseconds:.2f} ms on one device{spread}, "
-            f"{one.tokens_per_second:,.0f} tokens/s; bytes alone {one.floor_milliseconds:.2f} ms"
-        )
-        lines += [f"    {micros / 1e3:8.3f} ms  {name}" for name, micros in one.parts.items()]
-        lines += [f"    not counted: {name}" for name in one.missing]
-    return "\n".join(lines)
+    lines = [
+        f"Decode steps with {sums[0].context:,} keys of context, ms ({label})",
+        _aligned(cells),
+        "matmuls: attention's maps, router and unembedding in bf16, at full bandwidth by assumption",
+        "others: plain operations around the kernels, by the compiler's own estimate; embedding, norms and "
+        "sampling are not counted",
+        "sum: on one device, whether or not the model fits; ÷ devices: at best, spread evenly over as many "
+        "as hold weights and cache, without communication; tokens/s: of these",
+    ]
+    missing = sorted({name for one in sums for name in one.missing})
+    return "\n".join([*lines, *(f"not counted, for lack of cases: {name}" for name in missing)])
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> str:

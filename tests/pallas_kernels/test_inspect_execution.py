@@ -74,6 +74,7 @@ def test_a_loop_runs_as_often_as_its_scalars_say() -> None:
 def test_branches_are_taken_where_the_schedule_says() -> None:
     trace = run(4, [5, 0, 0, 5])
     assert [step.bundles for step in trace.iterations] == [19, 15, 15, 19]
+    assert [step.empty for step in trace.iterations] == [11, 8, 8, 11]
     assert [step.path for step in trace.iterations] == [(1, 2, 3), (1, 3), (1, 3), (1, 2, 3)]
     assert [step.use for step in trace.iterations] == [(1, 1), (0, 1), (0, 1), (1, 1)]
 
