@@ -9,9 +9,8 @@ started, so the bytes moved are those of the program, not of a formula.
 
 What it is not: a measurement. Not included are waits for DMAs (instead, compute is compared with the time
 that the bytes need at the memory's full bandwidth, and overlaps with it per grid step), the latency of a
-DMA's start and of the first fetch, contention for VMEM, refetching of instructions for programs that do not
-fit the instruction memory, clock changes, and launching the kernel. Branches cost their four delay slots,
-which are counted.
+DMA, contention for VMEM, refetching of instructions for programs that do not fit the instruction memory,
+clock changes, and launching the kernel. A branch costs its delay slots, which are counted.
 """
 
 from __future__ import annotations
@@ -92,17 +91,21 @@ class KernelCount:
 
     @property
     def cycles(self) -> float:
-        """Cycles of one call if each grid step takes the longer of its compute and of the DMAs it starts.
+        """Cycles of one call if each pass of the grid's loop takes the longer of its compute and its DMAs.
 
-        Each core is given its share of the device's bandwidth and no more; the slowest core decides.
+        What is outside of the loop, or all of a kernel that has none, computes on what it has fetched,
+        without overlap. Each core is given its share of the device's bandwidth; the slowest core decides.
         """
         rate = chips.facts(self.chip).bytes_per_cycle
-        return max(
-            trace.before.bundles
-            + sum(max(step.bundles, (step.read + step.written) / rate) for step in trace.iterations)
-            + trace.after.bundles
-            for trace in self.traces
-        )
+
+        def one_core(trace: execution.Trace) -> float:
+            outside = [trace.before, trace.after] if trace.looped else trace.parts
+            inside = trace.iterations if trace.looped else ()
+            return sum(part.bundles + part.moved / rate for part in outside) + sum(
+                max(part.bundles, part.moved / rate) for part in inside
+            )
+
+        return max(one_core(trace) for trace in self.traces)
 
     def use(self) -> dict[str, float]:
         """Each unit's operations in one call ÷ what it could have done in the time of `compute_cycles`."""

@@ -55,14 +55,23 @@ class Iteration:
     path: tuple[int, ...]
     """Numbers of the blocks executed, each once, in program order."""
 
+    @property
+    def moved(self) -> int:
+        """Bytes read and written."""
+        return self.read + self.written
+
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A whole call of a kernel."""
+    """A whole call of a kernel: before the grid's loop, each pass of it, after it.
+
+    A kernel without any loop (`looped` is False) counts as one pass.
+    """
 
     before: Iteration
     iterations: tuple[Iteration, ...]
     after: Iteration
+    looped: bool = True
 
     @property
     def parts(self) -> tuple[Iteration, ...]:
@@ -165,6 +174,12 @@ class _Machine:
         self.registers: dict[str, Value] = {}
         self.memory: dict[int, Value] = {_place(_CORE_NUMBER): core}
         self.arrays: dict[int, int] = {}
+        self.spaces = {
+            one.result: one.opcode.rpartition(".")[2]
+            for bundle in program.bundles
+            for one in bundle.instructions
+            if one.result and one.opcode.startswith(("scalar_lea.", "int_to_ptr.", "inlined_call_operand."))
+        }
         self.counter = _Counter()
         self.code = [
             [code for code in map(_scalar_code, program.bundles[block.start : block.stop]) if code]
@@ -197,7 +212,7 @@ class _Machine:
         last = self._next_counter()
         if not phases:
             empty = _Counter().finished(self.program)
-            return Trace(empty, (last,), empty)
+            return Trace(empty, (last,), empty, looped=False)
         return Trace(phases[0], tuple(finished), last)
 
     def _next_counter(self) -> Iteration:
@@ -335,9 +350,13 @@ class _Machine:
                 self.memory[place] = None
 
     def _dma(self, instruction: Instruction, index: int) -> None:
-        source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
         named = dict(text.split("=", 1) for text in instruction.operands if "=" in text)
-        if not destination:
+        if instruction.opcode == "dma.general":
+            source, destination = (self.spaces.get(named.get(end, "")[1:], "") for end in ("src", "dst"))
+            named |= {source: named.get("src", ""), destination: named.get("dst", "")}
+        else:
+            source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
+        if not source or not destination:
             raise ExecutionError(
                 f"bundle {index:#x} moves memory in a way that is not known: {instruction.opcode}"
             )

@@ -68,6 +68,17 @@ def test_json_holds_the_figures_that_follow_from_a_count(inspect, capsys) -> Non
     assert row["microseconds"] == pytest.approx(1000 / 1.5e3)
 
 
+@pytest.mark.parametrize(("looped", "cycles"), [(True, 1012), (False, 1412)])
+def test_steps_of_a_loop_overlap_with_their_dmas_and_nothing_else_does(looped: bool, cycles: int) -> None:
+    rate = int(820e9 / 1.5e9)  # bytes a cycle, but for the fraction
+    busy, fetching = Iteration(700, 0, (0,), 300 * rate, 0, ()), Iteration(100, 0, (0,), 300 * rate, 0, ())
+    before, after = Iteration(6, 0, (0,), 4 * rate, 0, ()), Iteration(1, 0, (0,), 0, rate, ())
+    trace = Trace(before, (busy, fetching), after, looped)
+    empty = program.build(dump.parse_bundles("     0   :  {}\n"), dump.Utilization(("V",), (1,), ((0,),)), 4)
+    count = KernelCount("v5e", "k", empty, (trace,), 0, 0.1, {}, "")
+    assert count.cycles == pytest.approx(cycles, rel=2e-3)
+
+
 def test_a_decode_step_is_the_sum_of_its_calls_and_of_the_plain_matmuls(inspect, capsys) -> None:
     cases = [case("decode 8", batch=8), case("decode 8", batch=8, kernel="other"), case("shown only")]
     assert inspect("--chip", "v5e", "--json", cases=cases) == 0

@@ -100,6 +100,22 @@ def test_a_store_to_an_unknown_address_makes_its_allocation_unknown_and_nothing_
         execution.execute(program(lines), {0: 3, 1: np.array([1, 0, 1])})
 
 
+def test_a_general_dma_counts_by_the_memories_that_its_pointers_name() -> None:
+    lines = [*LINES]
+    lines[5] = (
+        "",
+        0,
+        lines[5][2]
+        + "  ;;  %s50_s20 = scalar_lea.hbm %s3_s2, 4  ;;  %s51_s21 = scalar_lea.vmem [#allocation4], 8"
+        + "  ;;  %52 = dma.general /*src=*/%s50_s20, /*size_in_granules=*/8, /*dst=*/%s51_s21",
+    )
+    trace = execution.execute(program(lines), {0: 1, 1: np.ones(8)})
+    assert (trace.before.read, trace.before.written) == (32 + 256, 0)
+    lines[5] = ("", 0, lines[5][2].replace("scalar_lea.hbm", "sadd.s32"))
+    with pytest.raises(ExecutionError, match=r"dma\.general"):
+        execution.execute(program(lines), {0: 1, 1: np.ones(8)})
+
+
 def test_spilled_registers_come_back() -> None:
     lines = [*LINES]
     lines[5] = ("", 0, lines[5][2] + "  ;;  %50 = sst [smem:[#allocation21_spill]] %s1_s0")
