@@ -1,0 +1,109 @@
+"""Attention as the real compilers see it: the TPU kernels at the published shapes, alone and on eight
+chips; the simulator's search for races; lowering for Hopper.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from test_attention_decode import Pages, Ring
+
+from gptoss_jax.bench.kernels.hopper import KERNEL_CALL, lower_for_hopper
+from pallas_kernels.attention import decode_pages, decode_ring, entry_layout, prefill, prefill_pages
+from pallas_kernels.platform import CHIPS, Chip, using
+
+HEADS, KV_HEADS, SIZE, WINDOW, PAGE = 64, 8, 64, 128, 128
+TOPOLOGIES: dict[Chip, tuple[str, str]] = {
+    "v5e": ("v5e:1x1", "v5e:2x4"),
+    "v5p": ("v5p:1x1x1", "v5p:2x2x2"),
+    "v6e": ("v6e:1x1", "v6e:2x4"),
+    "7x": ("tpu7x:1x1x1", "tpu7x:2x2x1"),
+}
+"""One chip, and eight devices of each generation."""
+
+
+def shapes(
+    batch: int, length: int, columns: int, shards: int
+) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
+    """Every operation at the published models' shapes: what to call, and shapes with their sharded axis."""
+    bfloat16, int32 = jnp.bfloat16, jnp.int32
+    units, rows, lanes = entry_layout(KV_HEADS, SIZE, shards)
+    table, sinks = ((batch, columns), int32, None), ((HEADS,), bfloat16, 0)
+    pool = ((batch * columns, units, rows, PAGE, lanes), bfloat16, 1)
+    ring = [((batch, units, rows, WINDOW, lanes), bfloat16, 1), ((batch, WINDOW), int32, None)]
+    q, each = ((batch, HEADS, SIZE), bfloat16, 1), ((batch,), int32, None)
+    chunk, tokens = ((1, length, HEADS, SIZE), bfloat16, 2), ((1, length), int32, None)
+    kv = ((1, length, KV_HEADS, SIZE), bfloat16, 2)
+    one_ring = [((1, *shape[1:]), dtype, axis) for shape, dtype, axis in ring]
+    return {
+        "decode_pages": (decode_pages, [q, pool, table, each, sinks]),
+        "decode_ring": (functools.partial(decode_ring, window=WINDOW), [q, *ring, each, sinks]),
+        "prefill_pages": (prefill_pages, [chunk, pool, ((1, columns), int32, None), tokens, sinks]),
+        "prefill": (
+            functools.partial(prefill, window=WINDOW),
+            [chunk, kv, kv, tokens, sinks, *one_ring],
+        ),
+    }
+
+
+@functools.cache
+def mesh(topology: str) -> Mesh:
+    topologies = pytest.importorskip("jax.experimental.topologies")
+    pytest.importorskip("libtpu")
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    count = 8 if len(devices) >= 8 else 1
+    return Mesh(np.array(devices[:count]), ("tensor",))
+
+
+def spec(rank: int, axis: int | None) -> PartitionSpec:
+    return PartitionSpec(*("tensor" if place == axis else None for place in range(rank)))
+
+
+@pytest.mark.parametrize("operation", ["decode_pages", "decode_ring", "prefill_pages", "prefill"])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_kernels_compile_for_one_chip_and_for_heads_shared_out_to_eight(chip: Chip, operation: str) -> None:
+    alone, eight = TOPOLOGIES[chip]
+    for devices in (mesh(alone), mesh(eight)):
+        run, arguments = shapes(64, 256, 64, devices.size)[operation]
+        specs = tuple(spec(len(shape), axis) for shape, _, axis in arguments)
+        args = [
+            jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(devices, place))
+            for (shape, dtype, _), place in zip(arguments, specs, strict=True)
+        ]
+        out = spec(len(arguments[0][0]), arguments[0][2])
+        sharded = jax.shard_map(run, mesh=devices, in_specs=specs, out_specs=out, check_vma=False)
+        with using("tpu", chip=chip):
+            compiled = jax.jit(sharded).lower(*args).compile()
+        held = [int(np.prod(arg.sharding.shard_shape(arg.shape))) * arg.dtype.itemsize for arg in args]
+        memory = compiled.memory_analysis()
+        if operation.startswith("decode"):
+            assert memory.temp_size_in_bytes < max(held) / 2  # no cache is copied
+        if operation.endswith("pages"):
+            assert memory.argument_size_in_bytes < 1.03 * sum(held)  # and none is padded
+
+
+@pytest.mark.parametrize("operation", ["decode_pages", "decode_ring", "prefill_pages", "prefill"])
+def test_kernels_lower_for_hopper_at_the_published_shapes(operation: str) -> None:
+    for batch in (1, 64):
+        run, arguments = shapes(batch, 256, 64, 1)[operation]
+
+        def on_gpu(*args: jax.Array, run: Callable[..., jax.Array] = run) -> jax.Array:
+            with using("gpu"):
+                return run(*args)
+
+        text = lower_for_hopper(
+            on_gpu, *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in arguments)
+        )
+        assert text.count(KERNEL_CALL) == 1
+
+
+def test_the_simulator_finds_no_race_and_no_read_out_of_bounds() -> None:
+    Pages((9, 0, 40, 3), page=4, kv_heads=4, group=2, size=16).check("tpu-simulate")
+    Ring((3, 40, -1, 7), window=6, width=8, kv_heads=4, group=2, size=16).check("tpu-simulate")
