@@ -64,6 +64,20 @@ def test_blocks_end_behind_delay_slots_and_before_places_where_control_arrives()
     assert program().loops() == [(1, 3)]
 
 
+def test_the_outline_shows_sizes_use_and_where_branches_lead() -> None:
+    lines = program().outline().splitlines()[1:]
+    assert [line.split()[:3] for line in lines] == [
+        ["0", "0x0", "6"],
+        ["1", "0x6", "8"],
+        ["2", "0xe", "4"],
+        ["3", "0x12", "7"],
+        ["4", "0x19", "1"],
+    ]
+    assert (
+        lines[1].endswith("-> 3  loop") and lines[2].endswith("VALU:1") and lines[3].endswith("SALU:1 -> 1")
+    )
+
+
 def test_a_loop_runs_as_often_as_its_scalars_say() -> None:
     for steps in (1, 2, 7):
         trace = run(steps, [1] * 8)
