@@ -40,7 +40,7 @@ def text_of(value: Any, field: str) -> str:
         where = f"{field}[{index}]"
         require(isinstance(part, Mapping), where, part, "an object")
         kind = part.get("type")
-        if kind not in _TEXT_PARTS:
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS:
             raise HarmonyFormatError(f"{where}.type is {shown(kind)}: it must be {', '.join(_TEXT_PARTS)}")
         texts.append(string(part.get(_TEXT_PARTS[kind]), f"{where}.{_TEXT_PARTS[kind]}"))
     return "".join(texts)

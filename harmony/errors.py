@@ -16,5 +16,8 @@ class HarmonyFormatError(ValueError):
 
 def shown(value: object, limit: int = 60) -> str:
     """`repr` of a value, shortened so that an error stays one readable line."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deeply to be shown"
     return text if len(text) <= limit else text[: limit - 1] + "…"

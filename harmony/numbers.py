@@ -11,17 +11,46 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+MOST_LEVELS = 128
+"""How deep JSON may be nested: far from what any conversation needs, and from where recursion ends."""
+
+TOO_DEEP = f"nested more than {MOST_LEVELS} levels deep"
+
 _U64_MAX = 2**64 - 1
 _I64_MIN = -(2**63)
 
 
-def compact_json(value: Any, levels: int = 128) -> str:
+def nests_too_deeply(value: Any) -> bool:
+    """Whether lists and objects stand in each other more than `MOST_LEVELS` deep, as in a circle."""
+    waiting = [(value, 0)]
+    while waiting:
+        value, level = waiting.pop()
+        if isinstance(value, Mapping | list | tuple):
+            if level == MOST_LEVELS:
+                return True
+            items = value.values() if isinstance(value, Mapping) else value
+            waiting += [(item, level + 1) for item in items]
+    return False
+
+
+def json_value(text: str | bytes) -> Any:
+    """Reads JSON. Raises ValueError for what is none, or is nested more than `MOST_LEVELS` deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"it is {TOO_DEEP}") from None
+    if nests_too_deeply(value):
+        raise ValueError(f"it is {TOO_DEEP}")
+    return value
+
+
+def compact_json(value: Any, levels: int = MOST_LEVELS) -> str:
     """A JSON value on one line without spaces, numbers as the known library prints them.
 
     Raises ValueError for NaN, infinities, numbers beyond float64 and nesting of more than `levels`.
     """
-    if levels == 0:
-        raise ValueError("it is nested more than 128 levels deep")
+    if levels == 0 and isinstance(value, Mapping | list | tuple):
+        raise ValueError(f"it is {TOO_DEEP}")
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, int | float):

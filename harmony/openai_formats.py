@@ -1,7 +1,8 @@
 """OpenAI's API bodies ↔ harmony conversations.
 
-`conversation_from_chat` and `conversation_from_responses` turn request bodies into conversations whose
-first message is always a system message with a current date; `chat_message_from` and
+`conversation_from_body` turns request bodies into conversations whose first message is always a system
+message with a current date, through `conversation_from_chat` or `conversation_from_responses`, which take
+what they need field by field; `chat_message_from` and
 `responses_output_from` turn the messages that a model produced into what the APIs answer.
 
 What each raw chain of thought becomes: an `analysis` message ↔ `reasoning` of a chat message, or a
@@ -18,7 +19,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from .api_fields import chosen_tools, function_name, function_tools, require, schema_format, string, text_of
 from .errors import HarmonyFormatError, shown
@@ -35,8 +36,60 @@ from .messages import (
     ToolDescription,
 )
 
+BodyForm = Literal["chat", "responses"]
+"""Of which API a request body is: Chat Completions or Responses."""
+
 JSON_CONTENT_TYPE = "<|constrain|>json"
 FUNCTIONS = "functions."
+
+
+def conversation_from_body(
+    body: Mapping[str, Any],
+    form: BodyForm,
+    *,
+    reasoning_effort: str | None = None,
+    current_date: str | None = None,
+) -> Conversation:
+    """The conversation of a request body, from whichever of its fields say something about it.
+
+    `reasoning_effort` is for a body that names none; in either form it may do so as `reasoning.effort` or as
+    `reasoning_effort`, of which the first wins. The rest is as in `conversation_from_chat` and
+    `conversation_from_responses`.
+    """
+    name, api = ("input", "Responses") if form == "responses" else ("messages", "Chat Completions")
+    if name not in body:
+        raise HarmonyFormatError(f"it has no {name}: a {api} request must")
+    effort = _optional_object(body, "reasoning").get("effort")
+    if effort is None:
+        effort = body.get("reasoning_effort")
+    if effort is None:
+        effort = reasoning_effort
+    if form == "responses":
+        return conversation_from_responses(
+            body["input"],
+            instructions=body.get("instructions"),
+            tools=body.get("tools"),
+            tool_choice=body.get("tool_choice"),
+            reasoning_effort=effort,
+            text_format=_optional_object(body, "text").get("format"),
+            current_date=current_date,
+        )
+    return conversation_from_chat(
+        body["messages"],
+        tools=body.get("tools"),
+        tool_choice=body.get("tool_choice"),
+        reasoning_effort=effort,
+        response_format=body.get("response_format"),
+        current_date=current_date,
+    )
+
+
+def _optional_object(body: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    value = body.get(field)
+    if value is None:
+        return {}
+    require(isinstance(value, Mapping), field, value, "an object")
+    return value
 
 
 def conversation_from_chat(

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from . import typescript, typescript_improved
+from .errors import HarmonyFormatError, shown
 from .messages import DeveloperContent, ResponseFormat, SystemContent, ToolDescription, ToolNamespaceConfig
-from .numbers import compact_json
+from .numbers import TOO_DEEP, compact_json, nests_too_deeply
 
 SchemaForm = Literal["compatible", "improved"]
 
@@ -83,6 +84,7 @@ def _argument(tool: ToolDescription, form: SchemaForm) -> tuple[str, dict[str, s
     """What stands in a function's parentheses, and the named types that it needs."""
     if tool.parameters is None:
         return "", {}
+    _check_depth(tool.parameters, f"the schema of {shown(tool.name)}")
     if form == "compatible":
         return f"_: {typescript.compatible(tool.parameters)}", {}
     text, named = typescript_improved.improved(tool.parameters, f"{tool.name}_")
@@ -90,8 +92,15 @@ def _argument(tool: ToolDescription, form: SchemaForm) -> tuple[str, dict[str, s
 
 
 def _response_format_text(form: ResponseFormat) -> str:
+    _check_depth(form.json_schema, f"the schema of {shown(form.name)}")
     comments = [f"// {line}" for line in _lines(form.description or "")]
     return "\n".join([f"## {form.name}\n", *comments, compact_json(form.json_schema)])
+
+
+def _check_depth(schema: Mapping[str, object], what: str) -> None:
+    """Refuses what recursion would not come back from."""
+    if nests_too_deeply(schema):
+        raise HarmonyFormatError(f"{what} is {TOO_DEEP}")
 
 
 def _lines(text: str) -> list[str]:

@@ -68,7 +68,10 @@ class _Writer:
 
     def text(self, schema: Schema, indent: str) -> str:
         """The type; its further lines start with `indent`."""
-        members = list(dict.fromkeys(self._members(schema, indent)))
+        return self._joined(self._members(schema, indent), indent)
+
+    def _joined(self, members: list[_Member], indent: str) -> str:
+        members = list(dict.fromkeys(members))
         if len(members) > 1 and any(member.comment for member in members):
             lines = (f"\n{indent} | {member.text}{member.comment}" for member in members)
             return "".join(lines) + f"\n{indent}"
@@ -77,7 +80,7 @@ class _Writer:
     def _grouped(self, schema: Schema, indent: str) -> str:
         """The type as an operand, in parentheses where it needs them."""
         members = self._members(schema, indent)
-        text = self.text(schema, indent)
+        text = self._joined(members, indent)
         return f"({text})" if len(members) > 1 or members[0].is_compound else text
 
     def _members(self, schema: Schema, indent: str) -> list[_Member]:

@@ -19,6 +19,7 @@ import binascii
 import hashlib
 import lzma
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import HarmonyError, HarmonyFormatError, shown
@@ -111,12 +112,17 @@ def read_tiktoken(data: bytes, source: str) -> list[bytes]:
     known = set(tokens)
     if len(known) != len(tokens):
         raise HarmonyFormatError(f"{source} lists {len(tokens) - len(known)} tokens twice")
-    missing = [value for value in range(256) if bytes([value]) not in known]
+    check_single_bytes(tokens, source)
+    return tokens
+
+
+def check_single_bytes(tokens: Sequence[bytes], source: str) -> None:
+    """Raises HarmonyFormatError unless every byte is a token, or some text could not be encoded."""
+    missing = sorted(set(range(256)).difference(token[0] for token in tokens if len(token) == 1))
     if missing:
         raise HarmonyFormatError(
             f"{source} lacks {len(missing)} single bytes, the first {missing[0]:#04x}: all 256 must be tokens"
         )
-    return tokens
 
 
 def to_tiktoken(tokens: list[bytes]) -> bytes:

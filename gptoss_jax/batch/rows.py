@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gptoss_jax.engine import Request, RequestError, SamplingParams
 from harmony import Conversation, HarmonyError, Role
-from harmony.openai_formats import HarmonyFormatError, conversation_from_chat, conversation_from_responses
+from harmony.numbers import TOO_DEEP, nests_too_deeply
+from harmony.openai_formats import conversation_from_body
 
 if TYPE_CHECKING:
     from gptoss_jax.engine import Engine
@@ -144,7 +145,7 @@ def parse_line(raw: bytes) -> dict[str, Any]:
     """The JSON object on a line.
 
     Raises:
-        RowError: the line is not UTF-8, not JSON, or not an object.
+        RowError: the line is not UTF-8, not JSON, nested more than 128 levels deep, or not an object.
     """
     try:
         text = raw.decode("utf-8-sig")
@@ -153,11 +154,13 @@ def parse_line(raw: bytes) -> dict[str, Any]:
     try:
         document = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
-        raise RowError("invalid_json", "not valid JSON: nested too deeply") from None
+        raise RowError("invalid_json", TOO_DEEP) from None
     except json.JSONDecodeError as error:
         raise RowError("invalid_json", f"not valid JSON: {error.msg} at column {error.colno}") from None
     except ValueError as error:  # a number with thousands of digits, or NaN
         raise RowError("invalid_json", f"not valid JSON: {error}") from None
+    if nests_too_deeply(document):
+        raise RowError("invalid_json", TOO_DEEP)
     if not isinstance(document, dict):
         raise RowError("not_an_object", f"must be a JSON object, not {kind_of(document)}")
     return document
@@ -192,13 +195,11 @@ def prepare(document: Mapping[str, Any], envelope: Envelope, context: RowContext
     try:
         conversation = _conversation(body, form, context)
         prompt = context.encoding.render_conversation_for_completion(conversation, Role.ASSISTANT)
-    except RecursionError:
-        raise RowError("invalid_request", "messages or tools are nested too deeply") from None
     except UnicodeEncodeError:
         raise RowError(
             "invalid_request", "the text contains a lone surrogate, which is no character"
         ) from None
-    except (HarmonyFormatError, HarmonyError, ValueError) as error:
+    except (HarmonyError, ValueError) as error:
         raise RowError("invalid_request", _one_line(error)) from None
     if len(prompt) >= context.engine.max_length:
         raise RowError(
@@ -299,31 +300,13 @@ def _as_object(value: object) -> Mapping[str, Any]:
 
 
 def _conversation(body: Mapping[str, Any], form: Form, context: RowContext) -> Conversation:
-    reasoning = body.get("reasoning") or {}
-    effort = reasoning.get("effort") or body.get("reasoning_effort") or context.effort
-    if form == "responses":
-        if "input" not in body:
-            raise RowError("invalid_request", "body has no input", "input")
-        text = body.get("text")
-        if text is not None and not isinstance(text, dict):
-            raise RowError("invalid_request", f"text must be an object, not {kind_of(text)}", "text")
-        return conversation_from_responses(
-            body["input"],
-            instructions=body.get("instructions"),
-            tools=body.get("tools"),
-            tool_choice=body.get("tool_choice"),
-            reasoning_effort=effort,
-            text_format=text.get("format") if text else None,
-            current_date=context.date,
-        )
-    if "messages" not in body:
-        raise RowError("invalid_request", "body has no messages", "messages")
-    return conversation_from_chat(
-        body["messages"],
-        tools=body.get("tools"),
-        tool_choice=body.get("tool_choice"),
-        reasoning_effort=effort,
-        response_format=body.get("response_format"),
+    name = "input" if form == "responses" else "messages"
+    if name not in body:
+        raise RowError("invalid_request", f"body has no {name}", name)
+    return conversation_from_body(
+        body,
+        "responses" if form == "responses" else "chat",
+        reasoning_effort=context.effort,
         current_date=context.date,
     )
 

@@ -168,7 +168,7 @@ def test_a_fault_inside_the_program_is_a_row_with_status_500(
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("surprise")
 
-    monkeypatch.setattr("gptoss_jax.batch.rows.conversation_from_chat", fail)
+    monkeypatch.setattr("gptoss_jax.batch.rows.conversation_from_body", fail)
     report = run_batch(write_lines([chat()]), tmp_path / "out.jsonl", engine=engine, encoding=encoding)
     response = read_rows(tmp_path / "out.jsonl")[1]["response"]
     assert response["status_code"] == 500

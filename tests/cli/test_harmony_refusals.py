@@ -97,7 +97,7 @@ def special(ids: Any) -> list[dict[str, Any]]:
     return [{"content": text, "id": token} for text, token in zip(SPECIAL_TOKENS, ids, strict=False)]
 
 
-def test_the_vocabulary_that_is_damaged_below_is_good(tmp_path: Path) -> None:
+def test_a_vocabulary_can_be_a_tokenizer_json(tmp_path: Path) -> None:
     path = tmp_path / "v.json"
     path.write_bytes(tokenizer())
     text = "ordinary tëxt"
@@ -113,18 +113,9 @@ def test_the_vocabulary_that_is_damaged_below_is_good(tmp_path: Path) -> None:
         ("v.json", b"{", "is not JSON"),
         ("v.json", b"{}", "has no model.vocab"),
         ("v.json", tokenizer(added_tokens=special([])), "lacks the special tokens"),
-        ("v.json", tokenizer(added_tokens=7), "is no vocabulary"),
-        (
-            "v.json",
-            tokenizer(added_tokens=[*special(range(256, 265)), {"content": [], "id": 1}]),
-            "is no voc",
-        ),
         ("v.json", tokenizer(added_tokens=special(range(9))), "special tokens must have ids from 256 on"),
-        ("v.json", tokenizer(added_tokens=special("abcdefghi")), "special tokens must have ids from 256 on"),
-        ("v.json", tokenizer(added_tokens=special([300] * 9)), "two of its special tokens have one id"),
         ("v.json", tokenizer(model={"vocab": {"a": 0}}), "lacks 255 single bytes, the first 0x00"),
-        ("v.json", tokenizer(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}), "parenthesis"),
-        ("v.json", b"[" * 100_000, "is no vocabulary"),
+        ("v.json", b"[" * 100_000, "nested more than 128 levels deep"),
     ],
 )
 def test_a_wrong_vocabulary_is_one_line_that_names_it(

@@ -11,6 +11,7 @@ import pytest
 from harmony import HarmonyEncoding, HarmonyFormatError, Message, Role
 from harmony.openai_formats import (
     chat_message_from,
+    conversation_from_body,
     conversation_from_chat,
     conversation_from_responses,
     responses_output_from,
@@ -335,3 +336,73 @@ def test_a_bad_responses_request_is_one_line_naming_the_field(body: dict[str, An
         conversation_from_responses(body.pop("input"), **body)
     assert error in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "level"),
+    [
+        ({}, "Medium"),
+        ({"reasoning_effort": "low"}, "Low"),
+        ({"reasoning": {"effort": "low"}}, "Low"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "Low"),
+        ({"reasoning": {"effort": None}, "reasoning_effort": None}, "Medium"),
+        ({"reasoning": None}, "Medium"),
+    ],
+)
+@pytest.mark.parametrize("form", ["chat", "responses"])
+def test_a_body_names_its_effort_in_either_way(body: dict[str, Any], level: str, form: Any) -> None:
+    body = {**body, "messages": MESSAGES, "input": "Hi"}
+    system = conversation_from_body(body, form).messages[0].to_dict()["content"][0]
+    assert system["reasoning_effort"] == level
+    named = level != "Medium"
+    system = conversation_from_body(body, form, reasoning_effort="high").messages[0].to_dict()["content"][0]
+    assert system["reasoning_effort"] == (level if named else "High")
+
+
+def test_every_field_of_a_body_is_picked() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    function = {"name": "weather", "parameters": schema}
+    others = {"model": "m", "temperature": 1, "stop": ["x"]}
+    chat = {
+        "messages": MESSAGES,
+        "tools": [{"type": "function", "function": function}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": schema}},
+        **others,
+    }
+    responses = {
+        "input": "Hi",
+        "instructions": "Be brief.",
+        "tools": [{"type": "function", **function}],
+        "text": {"format": {"type": "json_schema", "name": "c", "schema": schema}},
+        **others,
+    }
+    for choice, names in (("auto", ["weather"]), ("none", None)):
+        for body, form, instructions in ((chat, "chat", None), (responses, "responses", "Be brief.")):
+            picked = conversation_from_body({**body, "tool_choice": choice}, form, current_date=DATE)
+            system, developer, user = (message.content[0].to_dict() for message in picked.messages)
+            assert system["conversation_start_date"] == DATE
+            assert developer.get("instructions") == instructions
+            assert user["text"] == "Hi"
+            assert developer["response_formats"] == [
+                {"name": "c", "description": None, "json_schema": schema}
+            ]
+            tools = developer.get("tools")
+            assert (tools and [tool["name"] for tool in tools["functions"]["tools"]]) == names
+
+
+@pytest.mark.parametrize(
+    ("body", "form", "error"),
+    [
+        ({}, "chat", "it has no messages: a Chat Completions request must"),
+        ({"messages": MESSAGES}, "responses", "it has no input: a Responses request must"),
+        ({"messages": MESSAGES, "reasoning": "low"}, "chat", "reasoning is 'low': it must be an object"),
+        ({"input": "Hi", "text": "plain"}, "responses", "text is 'plain': it must be an object"),
+        ({"input": "Hi", "reasoning_effort": ""}, "responses", "reasoning.effort is '': it must be one of"),
+    ],
+)
+def test_a_body_that_is_none_is_one_line(body: dict[str, Any], form: Any, error: str) -> None:
+    with pytest.raises(HarmonyFormatError, match=f"^{re.escape(error)}"):
+        conversation_from_body(body, form)

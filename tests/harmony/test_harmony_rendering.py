@@ -14,6 +14,7 @@ from harmony import (
     Conversation,
     DeveloperContent,
     HarmonyEncoding,
+    HarmonyFormatError,
     Message,
     RenderConversationConfig,
     RenderOptions,
@@ -202,3 +203,57 @@ def test_any_generated_schema_has_an_improved_form_with_balanced_brackets() -> N
         for opening, closing in ("{}", "[]", "()"):
             assert code.count(opening) == code.count(closing), (schema, text)
         assert named == {}
+
+
+NESTING = {
+    "items": lambda schema: {"type": "array", "items": schema},
+    "properties": lambda schema: {"type": "object", "properties": {"a": schema}},
+    "additionalProperties": lambda schema: {"type": "object", "additionalProperties": schema},
+    "anyOf": lambda schema: {"anyOf": [schema, {"type": "null"}], "default": 1},
+    "oneOf": lambda schema: {"oneOf": [schema, {"type": "null"}], "description": "x"},
+    "allOf": lambda schema: {"allOf": [schema, {"minimum": 1}]},
+    "prefixItems": lambda schema: {"prefixItems": [schema], "items": {"type": "string"}},
+    "types": lambda schema: {"type": ["array", "null"], "items": schema},
+    "const": lambda schema: {"const": schema},
+}
+
+
+def nested(keyword: str, levels: int) -> Any:
+    """A schema whose lists and objects stand in each other so many levels deep, or one less."""
+    schema: Any = {"type": "string"}
+    while depth(larger := NESTING[keyword](schema)) <= levels:
+        schema = larger
+    return schema
+
+
+def depth(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
+@pytest.mark.parametrize("form", ["compatible", "improved"])
+@pytest.mark.parametrize("keyword", NESTING)
+def test_schemas_are_rendered_to_a_depth_of_128_and_refused_beyond(
+    keyword: str, form: Any, encoding: HarmonyEncoding
+) -> None:
+    def rendered(schema: Any) -> str:
+        tools = DeveloperContent.new().with_function_tools([ToolDescription.new("f", "", schema)])
+        message = Message.from_role_and_content(Role.DEVELOPER, tools)
+        return encoding.decode(encoding.render(message, RenderOptions(schema_form=form)))
+
+    assert "type f = " in rendered(nested(keyword, 128))
+    too_deep = NESTING[keyword](nested(keyword, 128))
+    with pytest.raises(HarmonyFormatError, match=r"^the schema of 'f' is nested more than 128 levels deep$"):
+        rendered(too_deep)
+
+
+def test_circles_and_deep_response_formats_are_refused_too(encoding: HarmonyEncoding) -> None:
+    circle: dict[str, Any] = {"type": "array"}
+    circle["items"] = circle
+    for schema in (circle, nested("items", 500)):
+        developer = DeveloperContent.new().with_response_format("answer", {})
+        assert developer.response_formats
+        developer.response_formats[0].json_schema = schema
+        with pytest.raises(HarmonyFormatError, match=r"^the schema of 'answer' is nested more than 128"):
+            encoding.render(Message.from_role_and_content(Role.DEVELOPER, developer))

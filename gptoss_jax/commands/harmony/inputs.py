@@ -32,7 +32,8 @@ from harmony import (
 from harmony.api_fields import require
 from harmony.chatml import conversation_from_chatml
 from harmony.errors import shown
-from harmony.openai_formats import conversation_from_chat, conversation_from_responses
+from harmony.numbers import MOST_LEVELS, TOO_DEEP
+from harmony.openai_formats import conversation_from_body
 
 Form = Literal["harmony", "chat", "responses", "chatml"]
 
@@ -46,9 +47,6 @@ _CONTENTS: Mapping[str, type[Content]] = {
     "developer_content": DeveloperContent,
 }
 _ROLES = [role.value for role in Role]
-
-# As JSON Schemas in requests: far from what any conversation needs, and from where Python's recursion ends.
-_MOST_LEVELS = 128
 
 
 def source_name(file: str) -> str:
@@ -82,28 +80,9 @@ def load_vocabulary(choice: str | None) -> HarmonyEncoding:
         return load_harmony_encoding()
     path = _tiny_vocabulary() if choice == "tiny" else Path(choice)
     try:
-        encoding = load_encoding(path)
-        _check_vocabulary(encoding)
-    except HarmonyFormatError:
-        raise
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise HarmonyFormatError(f"{printable(choice)} is no vocabulary: {printable(str(error))}") from None
-    return encoding
-
-
-def _check_vocabulary(encoding: HarmonyEncoding) -> None:
-    """Raises ValueError for what a `tokenizer.json` can get wrong that would only show in use."""
-    ordinary = encoding.ordinary_tokens
-    missing = set(range(256)).difference(token[0] for token in ordinary if len(token) == 1)
-    if missing:
-        raise ValueError(f"it lacks {len(missing)} single bytes, the first {min(missing):#04x}")
-    named = [encoding.start, encoding.channel, encoding.constrain, encoding.message]
-    named += [encoding.end, encoding.return_, encoding.call, encoding.end_of_text]
-    if not all(isinstance(token, int) and token >= len(ordinary) for token in named):
-        raise ValueError(f"its special tokens must have ids from {len(ordinary)} on")
-    if len(set(named)) < len(named):
-        raise ValueError("two of its special tokens have one id")
-    encoding.encode_ordinary("a")  # compiles the pattern that splits text
+        return load_encoding(path)
+    except HarmonyFormatError as error:
+        raise HarmonyFormatError(printable(str(error))) from None
 
 
 def _tiny_vocabulary() -> Path:
@@ -128,15 +107,13 @@ def read_conversation(file: str, form: str = "auto", date: str | None = None) ->
             case "harmony":
                 return _harmony_conversation(body)
             case "responses":
-                return _responses_conversation(body, date)
+                return conversation_from_body(body, "responses", current_date=date)
             case _:
-                return _chat_conversation(body, date)
+                return conversation_from_body(_of_prompt(body), "chat", current_date=date)
     except HarmonyFormatError as error:
         raise HarmonyFormatError(f"{name}: {printable(str(error))}") from None
     except RecursionError:
-        raise HarmonyFormatError(f"{name} is nested too deeply") from None
-    except TypeError as error:  # a list or an object where the readers of requests look up a word
-        raise HarmonyFormatError(f"{name}: a value is of the wrong type: {error}") from None
+        raise HarmonyFormatError(f"{name} is {TOO_DEEP}") from None
 
 
 def read_json(text: str) -> Any:
@@ -172,8 +149,8 @@ def _check_depth_and_strings(document: Any) -> None:
             if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
                 raise HarmonyFormatError(f"{where or 'it'} is {shown(value)}: it has a lone surrogate")
         elif isinstance(value, dict | list):
-            if level == _MOST_LEVELS:
-                raise HarmonyFormatError(f"{where[:60]}… is nested more than {_MOST_LEVELS} levels deep")
+            if level == MOST_LEVELS:
+                raise HarmonyFormatError(f"{where[:60]}… is {TOO_DEEP}")
             if isinstance(value, dict):
                 waiting += [(key, f"a key of {where or 'it'}", level) for key in value]
                 waiting += [
@@ -239,45 +216,12 @@ def _has_typed_content(message: Mapping[str, Any]) -> bool:
     )
 
 
-def _chat_conversation(body: Mapping[str, Any], date: str | None) -> Conversation:
-    if "messages" in body:
-        messages = body["messages"]
-    elif "prompt" in body:
-        messages = [{"role": "user", "content": body["prompt"]}]
-        require(isinstance(body["prompt"], str), "prompt", body["prompt"], "a string")
-    else:
-        raise HarmonyFormatError("it has no messages: a Chat Completions request must")
-    return conversation_from_chat(
-        messages,
-        tools=body.get("tools"),
-        tool_choice=body.get("tool_choice"),
-        reasoning_effort=_effort(body),
-        response_format=body.get("response_format"),
-        current_date=date,
-    )
-
-
-def _responses_conversation(body: Mapping[str, Any], date: str | None) -> Conversation:
-    if "input" not in body:
-        raise HarmonyFormatError("it has no input: a Responses request must")
-    text = body.get("text")
-    require(text is None or isinstance(text, dict), "text", text, "an object")
-    return conversation_from_responses(
-        body["input"],
-        instructions=body.get("instructions"),
-        tools=body.get("tools"),
-        tool_choice=body.get("tool_choice"),
-        reasoning_effort=_effort(body),
-        text_format=text.get("format") if text else None,
-        current_date=date,
-    )
-
-
-def _effort(body: Mapping[str, Any]) -> Any:
-    reasoning = body.get("reasoning")
-    require(reasoning is None or isinstance(reasoning, dict), "reasoning", reasoning, "an object")
-    effort = reasoning.get("effort") if reasoning else None
-    return body.get("reasoning_effort") if effort is None else effort
+def _of_prompt(body: dict[str, Any]) -> dict[str, Any]:
+    """A body whose only message is its `prompt`, if it has no messages."""
+    if "messages" in body or "prompt" not in body:
+        return body
+    require(isinstance(body["prompt"], str), "prompt", body["prompt"], "a string")
+    return {**body, "messages": [{"role": "user", "content": body["prompt"]}]}
 
 
 # Harmony's own JSON

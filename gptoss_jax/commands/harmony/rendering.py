@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from harmony import (
     Conversation,
@@ -35,8 +35,9 @@ def rendered_messages(
     for number, message in enumerate(conversation.messages):
         try:
             rendered.append(RenderedMessage(message, encoding.render(message, options)))
-        except (HarmonyError, ValueError, RecursionError) as error:
-            _refuse(source, number, error)
+        except (HarmonyError, ValueError) as error:
+            reason = f"messages[{number}] cannot be rendered: {error}"
+            raise HarmonyFormatError(f"{source}: {reason}") from None
     return rendered
 
 
@@ -54,7 +55,7 @@ def rendered_conversation(
         if purpose == "training":
             return encoding.render_conversation_for_training(conversation, config)
         return encoding.render_conversation(conversation, config)
-    except (HarmonyError, ValueError, RecursionError):
+    except (HarmonyError, ValueError):
         rendered_messages(encoding, conversation, source)  # names the message
         raise
 
@@ -66,11 +67,6 @@ def _options(conversation: Conversation) -> RenderOptions:
         for part in message.content
     )
     return RenderOptions(conversation_has_function_tools=has_functions)
-
-
-def _refuse(source: str, number: int, error: Exception) -> NoReturn:
-    reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-    raise HarmonyFormatError(f"{source}: messages[{number}] cannot be rendered: {reason}") from None
 
 
 def runs(encoding: HarmonyEncoding, tokens: Sequence[int]) -> list[tuple[bool, list[int]]]:
