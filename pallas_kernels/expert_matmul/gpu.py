@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan_for(num_pairs: int, num_experts: int) -> Plan:
+def plan_for(num_pairs: int, num_experts: int, dtype: Any = jnp.bfloat16) -> Plan:
     """The plan for a number of (token, choice) pairs, by the rows that an expert gets on average.
 
     Few rows are bound by bandwidth: small programs, many to a multiprocessor. Two warps at most, for with
@@ -57,7 +57,7 @@ def plan_for(num_pairs: int, num_experts: int) -> Plan:
         return Plan(rows=16, features=64, step=64, warps=2, stages=4)
     if share <= 12:
         return Plan(rows=32, features=64, step=64, warps=2, stages=4)
-    if share <= 64:
+    if share <= 64 or dtype == jnp.float32:  # three operands instead of one fill shared memory sooner
         return Plan(rows=64, features=64, step=64, warps=4, stages=3)
     return Plan(rows=128, features=128, step=64, warps=8, stages=3)
 
@@ -69,14 +69,18 @@ def expert_mlp(
     down: PackedLinear,
     limit: float,
     *,
+    plan: Plan | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """As `reference.expert_mlp`; matmuls take bfloat16 operands, float32 ones if x is float32."""
+    """As `reference.expert_mlp`. A float32 x enters the matrix units as the sum of three bfloat16 numbers.
+
+    `plan`: another than the table's, for measurements.
+    """
     num_tokens, hidden = x.shape
     if num_tokens == 0:
         return x
     num_experts = gate_up.blocks.shape[0]
-    plan = plan_for(route.experts.size, num_experts)
+    plan = plan or plan_for(route.experts.size, num_experts, x.dtype)
     schedule = schedule_tiles(route.experts, num_experts, plan.rows)
     halves = x.reshape(num_tokens, hidden // 2, 2).transpose(2, 0, 1)
     inner = _gate_up(halves, schedule, gate_up, limit, plan, interpret)
@@ -177,6 +181,17 @@ def _loader(x: Any, rows: jax.Array, real: jax.Array | None) -> Loader:
     return load
 
 
+def _bfloat16_parts(numbers: jax.Array) -> tuple[jax.Array, ...]:
+    """bfloat16 arrays that add up to `numbers`: itself, or the three that hold a float32's 24 bits."""
+    if numbers.dtype == jnp.bfloat16:
+        return (numbers,)
+    parts = []
+    for _ in range(3):
+        parts.append(numbers.astype(jnp.bfloat16))
+        numbers = numbers - parts[-1].astype(jnp.float32)
+    return tuple(parts)
+
+
 def _products(
     load: Loader,
     blocks: Any,
@@ -205,7 +220,7 @@ def _products(
         next_scales = load_scales(step + 1)
         places = step * plan.step + jnp.arange(plan.step)
         exist = places < size
-        operands = [load(half, places, exist) for half in (0, 1)]
+        operands = [_bfloat16_parts(load(half, places, exist)) for half in (0, 1)]
         sums = []
         for lead, total, scale in zip(maps, totals, step_scales, strict=True):
             codes = plgpu.load(
@@ -213,14 +228,9 @@ def _products(
                 mask=known[:, None] & exist[None, :],
                 other=0,
             )
-            for weights, operand in zip(decode(codes, scale, interpret=interpret), operands, strict=True):
-                total = total + jax.lax.dot_general(
-                    weights.astype(operand.dtype),
-                    operand,
-                    (((1,), (1,)), ((), ())),
-                    preferred_element_type=jnp.float32,
-                    precision=jax.lax.Precision.HIGHEST if operand.dtype == jnp.float32 else None,
-                )
+            for weights, parts in zip(decode(codes, scale, interpret=interpret), operands, strict=True):
+                for part in parts:
+                    total += jnp.dot(weights, part.T, preferred_element_type=jnp.float32)
             sums.append(total)
         return tuple(sums), next_scales
 

@@ -1,16 +1,52 @@
-"""Lowering for a Hopper GPU on a machine without one."""
+"""Lowering and compiling for a Hopper GPU on a machine without one."""
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 KERNEL_CALL = "xla.gpu.triton"
 """What a Triton kernel is called in a lowered program."""
+
+_H200 = """
+gpu_device_info {
+  name: "NVIDIA H200"
+  device_vendor: "NVIDIA Corporation"
+  platform_version: "Compute Capability 9.0a"
+  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_core: 233472
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  l2_cache_size: 52428800
+  device_memory_size: 151397597184
+  memory_bandwidth: 4800000000000
+  device_address_bits: 64
+  ecc_enabled: true
+  driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
+  dnn_version: "9.10.0"
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H200"
+"""
+"""What XLA wants to know of the GPU that it compiles for (a GpuTargetConfigProto)."""
 
 
 def lower_for_hopper(function: Callable[..., Any], *arguments: Any) -> str:
@@ -20,3 +56,24 @@ def lower_for_hopper(function: Callable[..., Any], *arguments: Any) -> str:
     with jax.sharding.use_abstract_mesh(mesh), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def can_compile() -> bool:
+    """Whether jax's compiler for NVIDIA GPUs is installed; it needs neither a GPU nor CUDA's libraries."""
+    return any(importlib.util.find_spec(name) for name in ("jax_cuda13_plugin", "jax_cuda12_plugin"))
+
+
+def compile_for_hopper(function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
+    """`function` on `arguments` (arrays or their shapes) compiled to machine code for an H200.
+
+    Errors are those that the compiler would give there: shared memory or registers that do not suffice, say.
+    """
+    topology = topologies.get_topology_desc("H200", platform="cuda", target_config=_H200, topology="1x1x1")
+    mesh = Mesh(np.array(topology.devices[:1]), ("gpu",))
+    sharding = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.tree.map(
+        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding), arguments
+    )
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return jax.jit(function).lower(*shapes).compile()

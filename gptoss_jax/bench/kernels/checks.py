@@ -1,0 +1,105 @@
+"""GPU kernels against their references on fresh random data: exact where they promise it, close elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from gptoss_jax.bench.kernels.inputs import ACTIVE, LIMIT, Model, random_maps, random_tokens
+from pallas_kernels import mxfp4
+from pallas_kernels.expert_matmul import PackedLinear, gpu, gpu_decoding
+from pallas_kernels.expert_matmul.reference import expert_mlp
+from pallas_kernels.platform import using
+from pallas_kernels.routing import Route, Schedule, route_and_schedule
+from pallas_kernels.routing import reference as plain_routing
+
+_BFLOAT16_ERROR = 1e-2
+_FLOAT32_ERROR = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One comparison: `error` must be at most `limit` (0: must be equal). An error that is NaN fails."""
+
+    name: str
+    error: float
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the limit."""
+        return self.error <= self.limit
+
+
+def check_decoding(*, interpret: bool) -> Check:
+    """Every byte of codes under every scale, bit by bit; counts the weights that differ."""
+    scales = jnp.arange(256, dtype=jnp.uint8)[:, None]
+    blocks = jnp.broadcast_to(jnp.arange(256, dtype=jnp.uint8), (256, 256))
+    scales = jnp.broadcast_to(scales, (256, 256 // gpu_decoding.BYTES_PER_BLOCK))
+
+    def kernel(blocks: Any, scales: Any, even: Any, odd: Any) -> None:
+        rows = pl.program_id(0) * 16 + jnp.arange(16)[:, None]
+        codes = plgpu.load(blocks.at[rows, jnp.arange(256)[None, :]])
+        factors = plgpu.load(scales.at[rows, jnp.arange(16)[None, :]])
+        for half, out in zip(
+            gpu_decoding.decode(codes, factors, interpret=interpret), (even, odd), strict=True
+        ):
+            plgpu.store(out.at[rows, jnp.arange(256)[None, :]], half)
+
+    halves = pl.pallas_call(
+        kernel,
+        grid=(16,),
+        out_shape=[jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)] * 2,
+        compiler_params=plgpu.CompilerParams(num_warps=4),
+        interpret=interpret,
+        name="decode",
+    )(blocks, scales)
+    expected = mxfp4.decode(blocks, scales, jnp.bfloat16)
+    got = np.stack([np.asarray(half) for half in halves], axis=-1).reshape(256, 512)
+    differ = got.view(np.uint16) != np.asarray(expected).view(np.uint16)
+    return Check("decoding of every code and scale", float(differ.sum()), 0)
+
+
+def check_routing(model: Model, tokens: int, *, interpret: bool) -> Check:
+    """Experts and schedule exactly, weights closely; the error is the weights', or infinite."""
+    logits_key, valid_key = jax.random.split(jax.random.key(tokens))
+    logits = jax.random.normal(logits_key, (tokens, model.experts))
+    valid = jax.random.bernoulli(valid_key, 0.9, (tokens,))
+    tile = gpu.plan_for(tokens * ACTIVE, model.experts).rows
+
+    def run(logits: jax.Array, valid: jax.Array) -> tuple[Route, Schedule]:
+        with using("gpu-interpret" if interpret else "gpu"):
+            return route_and_schedule(logits, ACTIVE, tile, valid)
+
+    route, schedule = jax.jit(run)(logits, valid)
+    expected_route, expected = plain_routing.route_and_schedule(logits, ACTIVE, tile, valid)
+    same = jnp.array_equal(route.experts, expected_route.experts)
+    for got, wanted in zip(schedule, expected, strict=True):
+        same &= jnp.array_equal(got, wanted)
+    error = float(jnp.max(jnp.abs(route.weights - expected_route.weights))) if same else float("inf")
+    return Check(f"routing, {model.name}, {tokens} tokens", error, 1e-6)
+
+
+def check_experts(model: Model, tokens: int, *, interpret: bool) -> Iterator[Check]:
+    """Both dtypes of activations against the float32 reference: ‖difference‖ / ‖reference‖."""
+    maps_key, tokens_key = jax.random.split(jax.random.key(1000 + tokens))
+    gate_up, down = random_maps(maps_key, model)
+    x, route = random_tokens(tokens_key, model, tokens)
+
+    def run(x: jax.Array, route: Route, gate_up: PackedLinear, down: PackedLinear) -> jax.Array:
+        with using("gpu-interpret" if interpret else "gpu"):
+            return gpu.expert_mlp(x, route, gate_up, down, LIMIT, interpret=interpret)
+
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(expert_mlp, static_argnums=4)(x.astype(jnp.float32), route, gate_up, down, LIMIT)
+    for dtype, limit in ((jnp.bfloat16, _BFLOAT16_ERROR), (jnp.float32, _FLOAT32_ERROR)):
+        got = jax.jit(run)(x.astype(dtype), route, gate_up, down).astype(jnp.float32)
+        error = float(jnp.linalg.norm(got - expected) / jnp.linalg.norm(expected))
+        yield Check(f"experts, {model.name}, {tokens} tokens, {jnp.dtype(dtype).name}", error, limit)

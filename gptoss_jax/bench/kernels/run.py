@@ -1,0 +1,213 @@
+"""What `scripts/bench_kernels` does: check every GPU kernel, then time it against the device's ceilings.
+
+Each figure stands beside the time that the device would need at least: the bytes of the experts that were
+chosen, at the measured copy bandwidth, or the useful operations, at the measured matmul rate, whichever is
+longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import platform as host
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from gptoss_jax.bench.kernels import attention, ceilings, checks, hopper, programs
+from gptoss_jax.bench.kernels.inputs import ACTIVE, MODELS, SMALL, Model, random_maps, random_tokens
+from gptoss_jax.bench.kernels.timing import Timing, time_calls
+from pallas_kernels.expert_matmul import gpu
+from pallas_kernels.routing import Route
+
+DECODE = (1, 8, 64)
+PREFILL = 4096
+LAYERS = 4
+"""Sets of weights that calls take in turn."""
+CALLS = 32
+"""Calls with different tokens in one timed program."""
+CACHES = 4
+"""Key-value caches that attention takes in turn."""
+ATTENTION = attention.cases(attention.PUBLISHED, DECODE, context=8192, chunk=2048)
+INTERPRETED_ATTENTION = attention.cases(attention.SMALL, (3,), context=40, chunk=24)
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """The time of one layer's experts, routing or attention; its floors, in seconds, at the ceilings."""
+
+    model: str
+    tokens: int
+    what: str
+    timing: Timing
+    bytes_floor: float
+    flops_floor: float
+
+    @property
+    def share(self) -> float:
+        """Floor over time: 1 would be perfect."""
+        return max(self.bytes_floor, self.flops_floor) / self.timing.seconds
+
+    def __str__(self) -> str:
+        bound = "bytes" if self.bytes_floor >= self.flops_floor else "flops"
+        micros = f"{self.timing.seconds * 1e6:10.1f} ±{self.timing.spread * 1e6:7.1f}"
+        floor = f"{max(self.bytes_floor, self.flops_floor) * 1e6:10.1f} ({bound})"
+        return f"{self.model:<5}{self.tokens:>7}  {self.what:<38}{micros}{floor}{self.share:>7.2f}"
+
+
+def main() -> int:
+    """Reads the command line; returns 1 if a check failed."""
+    parser = argparse.ArgumentParser(prog="bench_kernels", description=__doc__)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write every figure and check here, as JSON")
+    parser.add_argument("--tune", action="store_true", help="also time plans beside those of the table")
+    parser.add_argument("--checks-only", action="store_true", help="time nothing")
+    options = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        return run_without_gpu()
+    return run_on_gpu(options)
+
+
+def run_without_gpu() -> int:
+    """Checks the kernels interpreted at a small size; lowers, and if possible compiles, them for an H200."""
+    done = [checks.check_decoding(interpret=True), checks.check_routing(SMALL, 21, interpret=True)]
+    done += checks.check_experts(SMALL, 21, interpret=True)
+    done += [case.check(interpret=True) for case in INTERPRETED_ATTENTION]
+    _print_checks(done)
+    build = hopper.compile_for_hopper if hopper.can_compile() else hopper.lower_for_hopper
+    for model in MODELS:
+        for tokens in (*DECODE, PREFILL):
+            build(programs.experts, *programs.shapes(model, tokens))
+    for case in ATTENTION:
+        build(case.run("gpu"), *jax.eval_shape(case.inputs, jax.random.key(0)))
+    verb = "compiled" if hopper.can_compile() else "lowered"
+    print(f"Experts and attention {verb} for an H200 at the shapes of {', '.join(m.name for m in MODELS)}.")
+    print("There is no GPU here: kernels ran interpreted, nothing was timed, and no figure exists.")
+    return 0 if all(check.passed for check in done) else 1
+
+
+def run_on_gpu(options: argparse.Namespace) -> int:
+    """Checks, times, prints the table last."""
+    device = jax.devices()[0]
+    print(f"{device.device_kind}, jax {jax.__version__}, Python {host.python_version()}", flush=True)
+    done = [checks.check_decoding(interpret=False)]
+    for model in MODELS:
+        for tokens in (*DECODE, PREFILL):
+            done.append(checks.check_routing(model, tokens, interpret=False))
+            done += checks.check_experts(model, tokens, interpret=False)
+    done += [case.check(interpret=False) for case in ATTENTION]
+    _print_checks(done)
+    figures: list[Figure] = []
+    limits: dict[str, float] = {}
+    if not options.checks_only:
+        limits = {"bytes": ceilings.copy_bandwidth(), "flops": ceilings.matmul_rate()}
+        print(f"copy {limits['bytes'] / 1e12:.2f} TB/s, bfloat16 matmul {limits['flops'] / 1e12:.0f} TFLOP/s")
+        for figure in itertools.chain(measure(limits, tune=options.tune), measure_attention(limits)):
+            figures.append(figure)
+            print(f"  {figure}", flush=True)
+            for name, seconds in list(figure.timing.kernels.items())[:6]:
+                print(f"{seconds * 1e6:56.1f}  {name[:60]}", flush=True)
+    if options.out:
+        report = {
+            "device": device.device_kind,
+            "jax": jax.__version__,
+            "ceilings": limits,
+            "checks": [dataclasses.asdict(check) | {"passed": check.passed} for check in done],
+            "figures": [dataclasses.asdict(figure) | {"share": figure.share} for figure in figures],
+        }
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    if figures:
+        print(f"\n{'model':<5}{'tokens':>7}  {'what':<38}{'µs a layer':>19}{'floor µs':>18}{'share':>7}")
+        print(*figures, sep="\n")
+    failed = sum(not check.passed for check in done)
+    print(f"{len(done) - failed} of {len(done)} checks passed")
+    return 1 if failed else 0
+
+
+def measure(limits: dict[str, float], *, tune: bool) -> Iterator[Figure]:
+    """Every figure, model by model; weights of one model at a time are on the device."""
+    for model in MODELS:
+        layers = [jax.jit(random_maps, static_argnums=1)(jax.random.key(n), model) for n in range(LAYERS)]
+        for tokens in (*DECODE, PREFILL):
+            # A prefill reads every expert, so that one call already sweeps the cache.
+            inputs = _inputs(model, tokens, CALLS if tokens != PREFILL else 2)
+            floors = _floors(model, inputs, limits)
+            yield Figure(model.name, tokens, "experts", time_calls(programs.experts, inputs, layers), *floors)
+            if tune:
+                yield from _other_plans(model, tokens, inputs, layers, floors)
+            yield _time_routing(model, tokens, limits)
+        del layers
+        dense = [jax.jit(programs.ragged_maps, static_argnums=1)(jax.random.key(n), model) for n in range(2)]
+        for tokens in (*DECODE, PREFILL):
+            inputs = _inputs(model, tokens, 2)
+            floors = _floors(model, inputs, limits, bits=16)
+            timing = time_calls(programs.ragged, inputs, dense)
+            yield Figure(model.name, tokens, "jax.lax.ragged_dot, bfloat16", timing, *floors)
+        del dense
+
+
+def measure_attention(limits: dict[str, float]) -> Iterator[Figure]:
+    """A layer's attention, which is the same in all models."""
+    for case in ATTENTION:
+        inputs = [jax.jit(case.inputs)(jax.random.key(n)) for n in range(CACHES)]
+        timing = time_calls(case.run("gpu"), inputs * (CALLS // CACHES if case.queries == 1 else 1))
+        floors = case.bytes / limits["bytes"], case.flops / limits["flops"]
+        yield Figure("all", case.batch * case.queries, case.name, timing, *floors)
+
+
+def _inputs(model: Model, tokens: int, count: int) -> list[tuple[jax.Array, Route]]:
+    make = jax.jit(random_tokens, static_argnums=(1, 2))
+    return [make(jax.random.key(100 * tokens + n), model, tokens) for n in range(count)]
+
+
+def _floors(
+    model: Model, inputs: Sequence[tuple[jax.Array, Route]], limits: dict[str, float], bits: float = 4.25
+) -> tuple[float, float]:
+    """Seconds for the bytes, and for the operations, of the average call."""
+    chosen = np.mean([len(np.unique(np.asarray(route.experts))) for _, route in inputs])
+    tokens = inputs[0][0].shape[0]
+    weights = chosen * model.expert_bytes * bits / 4.25
+    activations = 2 * 2 * tokens * model.hidden
+    return (weights + activations) / limits["bytes"], tokens * ACTIVE * model.pair_flops / limits["flops"]
+
+
+def _time_routing(model: Model, tokens: int, limits: dict[str, float]) -> Figure:
+    tile = gpu.plan_for(tokens * ACTIVE, model.experts).rows
+    keys = jax.random.split(jax.random.key(tokens), CALLS)
+    inputs = [(jax.random.normal(key, (tokens, model.experts)),) for key in keys]
+    timing = time_calls(lambda logits: programs.routing(logits, tile), inputs)
+    floor = 4 * tokens * (model.experts + 3 * ACTIVE) / limits["bytes"]
+    return Figure(model.name, tokens, "routing and schedule", timing, floor, 0.0)
+
+
+def _other_plans(
+    model: Model,
+    tokens: int,
+    inputs: Sequence[tuple[jax.Array, Route]],
+    layers: Sequence[programs.Maps],
+    floors: tuple[float, float],
+) -> Iterator[Figure]:
+    """Plans that differ from the table's in one size by a factor of two; what does not fit is left out."""
+    plan = gpu.plan_for(tokens * ACTIVE, model.experts)
+    for name in plan._fields:
+        for value in (getattr(plan, name) // 2, getattr(plan, name) * 2):
+            other = plan._replace(**{name: value})
+            if other.rows < 16 or other.features < 16 or other.step < 32 or not 1 <= other.warps <= 8:
+                continue
+            label = f"experts, {name} {value}"
+            try:
+                timing = time_calls(programs.experts_with(other), inputs, layers, rounds=5)
+            except jax.errors.JaxRuntimeError as error:
+                print(f"  {model.name} {tokens} {label}: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            yield Figure(model.name, tokens, label, timing, *floors)
+
+
+def _print_checks(done: Sequence[checks.Check]) -> None:
+    for check in done:
+        verdict = "ok" if check.passed else "FAILED"
+        print(f"{check.name:<44}{check.error:>10.2g}  at most {check.limit:g}  {verdict}", flush=True)
