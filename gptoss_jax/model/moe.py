@@ -55,11 +55,14 @@ class TiledMap(nnx.Module):
         self.scales = nnx.Param(weights.scales)
         self.columns = nnx.Param(weights.columns)
         self.inputs = weights.inputs
+        self.form = weights.form
         self.wide = weights.wide
 
     def arrays(self) -> TiledWeights:
         """The arrays as the kernels take them."""
-        return TiledWeights(self.codes[...], self.scales[...], self.columns[...], self.inputs, self.wide)
+        return TiledWeights(
+            self.codes[...], self.scales[...], self.columns[...], self.inputs, self.form, self.wide
+        )
 
 
 class TiledExperts(nnx.Module):

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.mxfp4.format import BLOCK_SIZE
-from pallas_kernels.mxfp4.tiled import LANES, RUN, TAIL, padded_inputs
+from pallas_kernels.mxfp4.tiled import LANES, RUN, TAIL, Form, padded_inputs
 
 WEIGHT_DTYPE = jnp.float8_e5m2
 _SUBLANES = 8
@@ -47,7 +47,7 @@ def units(inputs: int) -> list[Unit]:
 
 
 def narrow_product(
-    x: Any, codes: Any, scales: Any, *, inputs: int, interpret: bool, keep: Any = None
+    x: Any, codes: Any, scales: Any, *, inputs: int, form: Form, interpret: bool, keep: Any = None
 ) -> jax.Array:
     """x [M, ≥ K'] times a block of narrow weights, before the columns' multipliers: float32 [M, 128·n].
 
@@ -58,7 +58,7 @@ def narrow_product(
     total = None
     for first, group in _groups(units(inputs)):
         columns = [
-            _rows([_narrow(codes, scales, block, unit, interpret) for unit in group])
+            _rows([_narrow(codes, scales, block, unit, form, interpret) for unit in group])
             for block in range(lane_blocks)
         ]
         weights = columns[0] if lane_blocks == 1 else jnp.concatenate(columns, axis=1)
@@ -71,7 +71,7 @@ def narrow_product(
     return total
 
 
-def wide_product(x: Any, codes: Any, scales: Any, *, inputs: int) -> jax.Array:
+def wide_product(x: Any, codes: Any, scales: Any, *, inputs: int, form: Form) -> jax.Array:
     """As `narrow_product`, for wide scales: each block's partial sums are multiplied by its scale.
 
     The four blocks of a unit share words, so the unit is multiplied four times, all but one block masked out.
@@ -80,7 +80,7 @@ def wide_product(x: Any, codes: Any, scales: Any, *, inputs: int) -> jax.Array:
     for block in range(codes.shape[0]):
         total = jnp.zeros((x.shape[0], LANES), jnp.float32)
         for unit in units(inputs):
-            words = pltpu.bitcast(_unscaled(codes, block, unit), jnp.int32)
+            words = pltpu.bitcast(_unscaled(codes, block, unit, form), jnp.int32)
             scale_words = scales[block, unit.scale_row : unit.scale_row + 1, :]
             part_x = x[:, unit.first : unit.first + unit.rows]
             for byte in range(unit.blocks):
@@ -115,38 +115,43 @@ def _groups(all_units: list[Unit]) -> Iterator[tuple[int, list[Unit]]]:
     yield group[0].first, group
 
 
-def _narrow(codes: Any, scales: Any, block: int, unit: Unit, interpret: bool) -> jax.Array:
+def _narrow(codes: Any, scales: Any, block: int, unit: Unit, form: Form, interpret: bool) -> jax.Array:
     """One unit as e5m2 [rows, 128]: four exponents are raised by one addition, then zeros are put in."""
-    words = _words(codes, block, unit)
+    words = _words(codes, block, unit, form)
     row = _scale_row(scales, block, unit.scale_row, interpret)
     shifts = _rows([row] * (unit.rows // (4 * _SUBLANES)))
     weights = pltpu.bitcast(words + shifts, WEIGHT_DTYPE)
-    zero = jnp.int8(2 if codes.dtype == jnp.int32 else 0)
+    zero = jnp.int8(2 if form == "e5m2" else 0)
     return jnp.where(pltpu.bitcast(words, jnp.int8) == zero, jnp.zeros_like(weights), weights)
 
 
-def _unscaled(codes: Any, block: int, unit: Unit) -> jax.Array:
+def _unscaled(codes: Any, block: int, unit: Unit, form: Form) -> jax.Array:
     """One unit's code values as e5m2 [rows, 128]."""
-    words = _words(codes, block, unit)
-    if codes.dtype != jnp.int32:
+    words = _words(codes, block, unit, form)
+    if form == "fp4":
         return pltpu.bitcast(words, WEIGHT_DTYPE)
     weights = pltpu.bitcast(words + _int32(0x38383838), WEIGHT_DTYPE)  # 14 in every exponent
     return jnp.where(pltpu.bitcast(words, jnp.int8) == jnp.int8(2), jnp.zeros_like(weights), weights)
 
 
-def _words(codes: Any, block: int, unit: Unit) -> jax.Array:
-    """One unit as int32 [rows/4, 128], a byte per weight: e5m2 before its scale and, there, zeros as 0.75."""
-    if codes.dtype != jnp.int32:
-        values = codes[block, unit.first : unit.first + unit.rows, :]
-        return pltpu.bitcast(values.astype(WEIGHT_DTYPE), jnp.int32)
-    pair = unit.first // (2 * unit.rows)  # units share their words in twos
-    first = pair * unit.rows // 4
-    if unit.blocks == 1:
-        first = (unit.first - (BLOCK_SIZE if unit.second else 0)) // 8
-    words = codes[block, first : first + unit.rows // 4, :]
+def _words(codes: Any, block: int, unit: Unit, form: Form) -> jax.Array:
+    """One unit as int32 [rows/4, 128], a byte per weight: e5m2 before its scale (form e5m2: zeros as 0.75)."""
+    if form == "fp4" and unit.blocks > 1:
+        return _from_fp4(codes[block, unit.first // 8 : (unit.first + unit.rows) // 8, :])
+    # Units share their words in twos: the halves of a run, the blocks of a tail.
+    pair = unit.first - (unit.rows if unit.second else 0)
+    words = codes[block, pair // 8 : pair // 8 + unit.rows // 4, :]
+    if form == "fp4":
+        both, half = _from_fp4(words), unit.rows // 4
+        return both[half:] if unit.second else both[:half]
     if not unit.second:
         return words & _int32(0x8E8E8E8E)
     return (_shift_right(words, 3) & _int32(0x0E0E0E0E)) | ((words << 7) & _int32(0x80808080))
+
+
+def _from_fp4(words: jax.Array) -> jax.Array:
+    """int32 [n, 128] of eight float4_e2m1fn each → int32 [2n, 128] of four e5m2 each."""
+    return pltpu.bitcast(pltpu.bitcast(words, jnp.float4_e2m1fn).astype(WEIGHT_DTYPE), jnp.int32)
 
 
 def _scale_row(scales: Any, block: int, row: int, interpret: bool) -> jax.Array:

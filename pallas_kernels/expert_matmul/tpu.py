@@ -29,7 +29,7 @@ from pallas_kernels.expert_matmul.decoding import WEIGHT_DTYPE, narrow_product, 
 from pallas_kernels.expert_matmul.reference import clamped_swiglu
 from pallas_kernels.expert_matmul.tiling import TiledExperts
 from pallas_kernels.mxfp4 import tiled
-from pallas_kernels.mxfp4.tiled import LANES, TiledWeights
+from pallas_kernels.mxfp4.tiled import LANES, Form, TiledWeights
 from pallas_kernels.platform import Chip, Choice
 from pallas_kernels.routing import Route, schedule_tiles
 
@@ -194,6 +194,7 @@ class Map(NamedTuple):
     """What the bodies need to know of a map, all of it static."""
 
     inputs: int
+    form: Form
     wide: bool
     lane_blocks: int
     blocks: int
@@ -203,7 +204,7 @@ class Map(NamedTuple):
     @classmethod
     def of(cls, weights: TiledWeights, blocks: int, interpret: Any) -> Map:
         """Reads it off the weights."""
-        return cls(weights.inputs, weights.wide, weights.codes.shape[1], blocks, bool(interpret))
+        return cls(weights.inputs, weights.form, weights.wide, weights.codes.shape[1], blocks, bool(interpret))
 
     @property
     def chunks(self) -> int:
@@ -217,10 +218,16 @@ class Map(NamedTuple):
     def product(self, x: Any, block: Block, keep: Any = None) -> jax.Array:
         """x [M, K'] times some lane blocks: float32 [M, 128·n], multipliers and bias applied."""
         if self.wide:
-            result = wide_product(x, block.codes, block.scales, inputs=self.inputs)
+            result = wide_product(x, block.codes, block.scales, inputs=self.inputs, form=self.form)
         else:
             result = narrow_product(
-                x, block.codes, block.scales, inputs=self.inputs, interpret=self.interpret, keep=keep
+                x,
+                block.codes,
+                block.scales,
+                inputs=self.inputs,
+                form=self.form,
+                interpret=self.interpret,
+                keep=keep,
             )
         return block.finished(result)
 
@@ -403,31 +410,42 @@ def _streamed_body(
     streams = _streams(refs[:6], refs[9:], maps)
     tile = _tile_and_read_ahead(num_tiles, tile_experts, tile_counts, streams)
 
+    part = plan.first[-1]
+    whole_parts, rest = jax.lax.div(tile.count, part), jax.lax.rem(tile.count, part)
+
     def in_parts(linear: Map, source: Any, block: Block, store: Callable[[Any, int, jax.Array], None]) -> None:
-        """Multiplies the rows part by part; the first part decodes, the others use what it decoded."""
+        """Multiplies the rows part by part. The first part decodes, and the larger it is the better that hides;
+        the others use what was decoded then."""
         stored = tiled.padded_inputs(linear.inputs)
         keep = decoded.at[:stored, : block.codes.shape[0] * LANES]
-        smaller = 0
-        for size in plan.first:
 
-            @pl.when((tile.count > smaller) & ((tile.count <= size) | (size == plan.first[-1])))
-            def _(size: int = size) -> None:
-                store(0, size, linear.product(source.at[:size, :], block, keep))
-
-            smaller = size
-        part = plan.first[-1]
-
-        def later(number: Any, carry: None) -> None:
-            first = pl.multiple_of(number * part, part)
-            rows = source.at[pl.ds(first, part), :]
-            if linear.wide:
-                result = linear.product(rows, block)
+        def multiply(number: Any, size: int, *, decode: bool) -> None:
+            first = number * part if isinstance(number, int) else pl.multiple_of(number * part, part)
+            rows = source.at[pl.ds(first, size), :]
+            if decode or linear.wide:
+                store(first, size, linear.product(rows, block, keep))
             else:
-                result = block.finished(product(rows[:, :stored], keep[...]))
-            store(first, part, result)
-            return carry
+                store(first, size, block.finished(product(rows[:, :stored], keep[...])))
 
-        jax.lax.fori_loop(1, pl.cdiv(tile.count, part), later, None)
+        def multiply_rest(*, decode: bool) -> None:
+            smaller = 0
+            for size in plan.first:
+
+                @pl.when((rest > smaller) & (rest <= size))
+                def _(size: int = size) -> None:
+                    multiply(0 if decode else whole_parts, size, decode=decode)
+
+                smaller = size
+
+        @pl.when(whole_parts == 0)
+        def _() -> None:
+            multiply_rest(decode=True)
+
+        @pl.when(whole_parts > 0)
+        def _() -> None:
+            multiply(0, part, decode=True)
+            jax.lax.fori_loop(1, whole_parts, lambda i, _: multiply(i, part, decode=False), None)
+            multiply_rest(decode=False)
 
     def first_map(chunk: Any, block: Block) -> None:
         def store(first: Any, size: int, result: jax.Array) -> None:

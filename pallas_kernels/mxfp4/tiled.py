@@ -8,12 +8,13 @@ weights in one 32-bit addition. So weights are stored such that this costs the f
 * Rows (inputs) in *kernel order* (`kernel_order`): runs of 256 rows hold two halves of four blocks of 32;
   within a half, row 4r + b is input 32b + r, so the four bytes of a word belong to four blocks and a word of
   four scales is added as it stands. What is left after the last run comes in tails of 64 in their own order.
-* Form `e5m2` (v5e, v5p, v6e): int32 words [rows/8, 128]. Byte b of word r holds two weights of input row
-  4r + b: one of the first half (or block) with its sign in bit 7 and its magnitude in bits 3..1, one of the
-  second with its sign in bit 0 and its magnitude in bits 6..4. Magnitudes are renumbered so that they are
+* Codes are int32 words [rows/8, 128], in one of two forms.
+* Form `e5m2` (v5e, v5p, v6e): byte b of word r holds two weights of input row 4r + b: one of the first half (or
+  block) with its sign in bit 7 and its magnitude in bits 3..1, one of the second with its sign in bit 0 and its
+  magnitude in bits 6..4. Magnitudes are renumbered so that they are
   exponent and mantissa bits of e5m2: 0.5→0, 0→1, 1→2, 1.5→3, 2→4, 3→5, 4→6, 6→7; 1 would be 0.75, which
   MXFP4 does not have, and is set to zero after decoding.
-* Form `fp4` (7x, whose vector unit knows the type): float4_e2m1fn [rows, 128].
+* Form `fp4` (7x, whose vector unit knows float4_e2m1fn): bits 4i to 4i + 3 of word r are row 8r + i.
 
 Scales are int32 words [rows, 128]: for each half of a run one row, byte b for block b; for each tail two rows,
 one block's scale in all four bytes. Two encodings of a scale s:
@@ -66,27 +67,23 @@ _CODES = np.array([1, 0, 2, 3, 4, 5, 6, 7], np.uint8)
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("codes", "scales", "columns"),
-    meta_fields=("inputs", "wide"),
+    meta_fields=("inputs", "form", "wide"),
 )
 @dataclasses.dataclass(frozen=True)
 class TiledWeights:
     """A linear map of K inputs to N outputs, tiled. C = ⌈N/128⌉ lane blocks; K' is K rounded up to 64.
 
-    `codes` int32 [..., C, K'/8, 128] or float4_e2m1fn [..., C, K', 128]; `scales` int32 [..., C, R, 128], R as
-    `scale_rows` says; `columns` float32 [..., C, 2, 128]: what each column's dot product is multiplied by (1
-    where scales are wide), and the bias that is then added. `inputs` is K; `wide` says how scales are encoded.
+    `codes` int32 [..., C, K'/8, 128]; `scales` int32 [..., C, R, 128], R as `scale_rows` says; `columns` float32
+    [..., C, 2, 128]: what each column's dot product is multiplied by (1 where scales are wide), and the bias
+    that is then added. `inputs` is K; `form` and `wide` say how codes and scales are encoded.
     """
 
     codes: jax.Array
     scales: jax.Array
     columns: jax.Array
     inputs: int
+    form: Form
     wide: bool
-
-    @property
-    def form(self) -> Form:
-        """How the codes are stored."""
-        return "e5m2" if self.codes.dtype == jnp.int32 else "fp4"
 
 
 def padded_inputs(inputs: int) -> int:
@@ -162,16 +159,13 @@ def tile(
     codes = jnp.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*batch, outputs, inputs)
     codes = jnp.pad(codes, [*batch_axes, (0, to_lanes), (0, to_stored)])
     codes = to_kernel_order(codes)
-    if form == "fp4":
-        codes = jnp.where(codes == 8, 0, codes)  # kernels look for +0
-        stored_codes = _to_lane_blocks(_to_fp4(codes))
-    else:
-        stored_codes = _to_lane_blocks(_code_words(codes))
+    words = _nibble_words(codes) if form == "fp4" else _code_words(codes)
     return TiledWeights(
-        codes=stored_codes,
+        codes=_to_lane_blocks(words),
         scales=_to_lane_blocks(_scale_words(fields, inputs)),
         columns=columns,
         inputs=inputs,
+        form=form,
         wide=wide,
     )
 
@@ -179,16 +173,14 @@ def tile(
 def untile(weights: TiledWeights, outputs: int) -> tuple[jax.Array, jax.Array]:
     """Inverse of `tile`: blocks uint8 [..., N, K/2] and scales uint8 [..., N, K/32], for N `outputs`."""
     inputs = weights.inputs
-    if weights.form == "fp4":
-        codes = _from_fp4(_from_lane_blocks(weights.codes))
-    else:
-        codes = _codes_of_words(_from_lane_blocks(weights.codes))
+    words = _from_lane_blocks(weights.codes)
+    codes = _codes_of_nibbles(words) if weights.form == "fp4" else _codes_of_words(words)
     order = kernel_order(inputs)
     codes = jnp.zeros_like(codes).at[..., order].set(codes)[..., :outputs, :inputs]
     blocks = codes[..., 0::2] | codes[..., 1::2] << 4
 
-    words = _from_lane_blocks(weights.scales)
-    fields = _fields_of_words(words, inputs, signed=not weights.wide)[..., :outputs, : inputs // BLOCK_SIZE]
+    scale_words = _from_lane_blocks(weights.scales)
+    fields = _fields_of_words(scale_words, inputs, signed=not weights.wide)[..., :outputs, : inputs // BLOCK_SIZE]
     if weights.wide:
         scales = fields
     else:
@@ -279,9 +271,13 @@ def _fields_of_words(words: jax.Array, inputs: int, *, signed: bool) -> jax.Arra
     return jnp.concatenate([in_runs.reshape(*words.shape[:-1], -1), tails], axis=-1)
 
 
-def _to_fp4(codes: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(codes.astype(jnp.uint4), jnp.float4_e2m1fn)
+def _nibble_words(codes: jax.Array) -> jax.Array:
+    """uint8 codes [..., K'] → int32 words [..., K'/8]; zeros lose their sign, for kernels look for +0."""
+    codes = jnp.where(codes == 8, 0, codes).reshape(*codes.shape[:-1], -1, 4, 2)
+    return jax.lax.bitcast_convert_type(codes[..., 0] | codes[..., 1] << 4, jnp.int32)
 
 
-def _from_fp4(values: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(values, jnp.uint4).astype(jnp.uint8)
+def _codes_of_nibbles(words: jax.Array) -> jax.Array:
+    """Inverse of `_nibble_words`."""
+    pairs = jax.lax.bitcast_convert_type(words, jnp.uint8)
+    return jnp.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*words.shape[:-1], -1)
