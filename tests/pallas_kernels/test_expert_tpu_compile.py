@@ -1,0 +1,90 @@
+"""The TPU kernel of the experts through the TPU compiler, at the published models' shapes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels.expert_matmul import TiledExperts, expert_mlp
+from pallas_kernels.expert_matmul.cases import EXPERTS_PER_TOKEN, HIDDEN, SWIGLU_LIMIT, tiled_shapes
+from pallas_kernels.expert_matmul.tpu import MOST_RESIDENT_TOKENS
+from pallas_kernels.inspect.chips import facts
+from pallas_kernels.mxfp4.tiled import LANES
+from pallas_kernels.platform import CHIPS, Chip, using
+from pallas_kernels.routing import Route, reduced_experts, schedule_rows
+
+pytest.importorskip("libtpu", reason="the TPU compiler (libtpu) is not installed")
+
+EIGHT = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4", "7x": "tpu7x:2x2x1"}
+"""Eight devices of each generation."""
+
+PREFILL_TILE = 256
+MIB = 2**20
+
+
+def check_compiled(chip: Chip, num_experts: int, devices: int, tokens: int, *, wide: bool = False) -> None:
+    """Compiles one layer's experts; held to the memory that its arguments and its rows take."""
+    described = topologies.get_topology_desc(platform="tpu", topology_name=EIGHT[chip]).devices
+    mesh = Mesh(np.array(described[:devices]), ("expert",))
+    everywhere, shared = PartitionSpec(), PartitionSpec("expert")
+
+    def layer(x: jax.Array, route: Route, experts: TiledExperts) -> jax.Array:
+        def mine(x: jax.Array, local: Route) -> jax.Array:
+            return expert_mlp(x, local, experts.gate_up, experts.down, SWIGLU_LIMIT)
+
+        return mine(x, route) if devices == 1 else reduced_experts(mine, x, route, num_experts, "expert")
+
+    def described_array(shape: tuple[int, ...], dtype: np.dtype, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    pairs = tokens, EXPERTS_PER_TOKEN
+    experts = tiled_shapes(num_experts, chip, wide=wide)
+    arguments = (
+        described_array((tokens, HIDDEN), jnp.bfloat16, everywhere),
+        Route(described_array(pairs, jnp.int32, everywhere), described_array(pairs, jnp.float32, everywhere)),
+        jax.tree.map(lambda array: described_array(array.shape, array.dtype, shared), experts),
+    )
+    spread = jax.shard_map(
+        layer,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, shared),
+        out_specs=everywhere,
+        check_vma=False,
+    )
+    with using("tpu", chip=chip):
+        compiled = jax.jit(spread).lower(*arguments).compile()
+    memory = compiled.memory_analysis()
+    # The weights lie in memory as they are, unpadded, and no copy of them is made: all that comes on top is the
+    # rows of prefill, sorted by expert, in bfloat16 and float32.
+    held = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(experts)) / devices
+    rows = tokens * (EXPERTS_PER_TOKEN + 2)
+    if tokens > MOST_RESIDENT_TOKENS:
+        rows += schedule_rows(tokens * EXPERTS_PER_TOKEN, num_experts // devices, PREFILL_TILE)
+    activations = rows * (HIDDEN + LANES) * 6
+    assert memory.temp_size_in_bytes < 1.2 * activations + 4 * MIB
+    assert memory.argument_size_in_bytes < 1.001 * held + activations
+    assert memory.peak_memory_in_bytes < held + 2 * activations + 8 * MIB < facts(chip).memory
+
+
+@pytest.mark.parametrize(
+    ("chip", "tokens"),
+    [
+        *(("v5e", 64), ("v5p", 16), ("v6e", 16), ("7x", 64)),
+        *((chip, 2048) for chip in CHIPS),
+    ],
+)
+def test_a_layer_of_20b_compiles_for_one_device(chip: Chip, tokens: int) -> None:
+    check_compiled(chip, 32, 1, tokens)
+
+
+@pytest.mark.parametrize(("chip", "tokens"), [("v5e", 2048), ("v5p", 64), ("v6e", 64), ("7x", 16)])
+def test_a_layer_of_120b_compiles_for_eight_devices(chip: Chip, tokens: int) -> None:
+    check_compiled(chip, 128, 8, tokens)
+
+
+def test_the_fallback_for_scales_of_any_span_compiles() -> None:
+    check_compiled("v6e", 32, 1, 16, wide=True)

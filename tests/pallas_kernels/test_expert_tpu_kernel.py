@@ -1,0 +1,204 @@
+"""The TPU kernel of the experts, interpreted on the CPU, against experts in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from expert_samples import (
+    LEAN,
+    LIMIT,
+    Expected,
+    assert_close,
+    expected,
+    random_maps,
+    random_route,
+    tile_lean,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, form_for, reference, tpu
+from pallas_kernels.platform import Chip, using
+from pallas_kernels.routing import Route
+
+STYLES = ("any", "first", "last", "nowhere", "few")
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+
+
+def compiled() -> Callable:
+    """A program of its own for each test that changes how the kernel is traced."""
+    return jax.jit(expert_mlp, static_argnums=4, compiler_options=LEAN)
+
+
+run_kernel = compiled()
+run_reference = jax.jit(reference.expert_mlp, static_argnums=4, compiler_options=LEAN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Sizes of a call; with `wide` scales the fallback runs that serves any span of them."""
+
+    tokens: int
+    experts: int
+    active: int
+    hidden: int
+    inner: int
+    chip: Chip
+    dtype: str
+    wide: bool = False
+
+    def maps(self, generator: np.random.Generator) -> tuple[PackedLinear, PackedLinear]:
+        return random_maps(generator, self.experts, self.hidden, self.inner)
+
+    def route(self, generator: np.random.Generator, style: str) -> Route:
+        return random_route(generator, self.tokens, self.experts, self.active, style)
+
+    def check(
+        self,
+        styles: tuple[str, ...] = STYLES,
+        *,
+        seed: int = 0,
+        size: float = 1.0,
+        mode: str = "tpu-interpret",
+        run: Callable = run_kernel,
+    ) -> None:
+        generator = np.random.default_rng(seed)
+        maps = self.maps(generator)
+        wide = (self.wide, self.wide)
+        tiles = tile_lean(*maps, form_for(self.chip), wide=wide)
+        for style in styles:
+            x = (size * generator.standard_normal((self.tokens, self.hidden))).astype(DTYPES[self.dtype])
+            route = self.route(generator, style)
+            with using(mode, chip=self.chip):
+                got = np.asarray(run(x, route, tiles.gate_up, tiles.down, LIMIT))
+            want = expected(x, route, *maps)
+            assert got.dtype == x.dtype
+            assert_close(got, want)
+            assert not got[(route.experts == self.experts).all(axis=1)].any()
+            if self.dtype == "bfloat16":
+                assert_as_good_as_the_reference(got, run_reference(x, route, *maps, LIMIT), want)
+
+
+def assert_as_good_as_the_reference(got: np.ndarray, reference: jax.Array, want: Expected) -> None:
+    """Both round the activations and the result to bfloat16, and nothing else: their errors are of a size."""
+    own, others = (
+        np.sqrt(np.square(np.asarray(result).astype(np.float64) - want.values).sum())
+        for result in (got, reference)
+    )
+    assert own <= 1.1 * others
+
+
+CASES = [
+    # One lane block each, the smallest sizes there are.
+    Case(1, 4, 2, 64, 32, "v5e", "float32"),
+    # 128 experts, most of them idle.
+    Case(5, 128, 4, 32, 64, "7x", "bfloat16"),
+    # A single expert and as many rows as the smallest tile.
+    Case(16, 1, 1, 96, 64, "v6e", "float32"),
+    # One row more; two cores take turns.
+    Case(17, 6, 4, 32, 160, "v5p", "float32"),
+    # Runs of 256 rows, with and without a tail that is padded.
+    Case(32, 3, 2, 288, 256, "v5e", "bfloat16"),
+    # Wide scales.
+    Case(32, 4, 2, 288, 96, "v6e", "float32", wide=True),
+    # More than 32 tokens: each expert's own are picked out, unless they are more than 32 themselves.
+    Case(33, 5, 2, 96, 128, "v5e", "float32"),
+    Case(64, 7, 4, 160, 96, "v5p", "bfloat16"),
+    Case(64, 3, 2, 64, 288, "7x", "float32", wide=True),
+    # More than 64: tiles of sorted rows.
+    Case(65, 40, 2, 64, 64, "v6e", "float32"),
+    Case(128, 2, 1, 96, 288, "v5p", "bfloat16"),
+    # More rows for one expert than a tile has.
+    Case(300, 4, 2, 288, 64, "v5e", "float32", wide=True),
+    Case(300, 3, 2, 64, 96, "7x", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, dataclasses.astuple(case))))
+def test_each_token_gets_the_weighted_sum_of_its_experts(case: Case) -> None:
+    case.check()
+
+
+@pytest.mark.parametrize("chip", ["v5e", "7x"])
+def test_no_tokens_are_no_work(chip: Chip) -> None:
+    Case(0, 4, 2, 64, 32, chip, "float32").check(("any",))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(24, 9, 3, 64, 32, "v5e", "float32"),
+        Case(40, 9, 3, 64, 32, "v5p", "bfloat16"),
+        Case(90, 9, 3, 64, 32, "7x", "float32"),
+    ],
+    ids=["up to 32 tokens", "up to 64 tokens", "more tokens"],
+)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10000), style=st.sampled_from(STYLES), size=st.sampled_from([1e-3, 1.0, 30.0]))
+def test_any_routing_of_any_activations(case: Case, seed: int, style: str, size: float) -> None:
+    case.check((style,), seed=seed, size=size)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        # Six lane blocks in chunks of four and two, three in chunks of two and one.
+        (Case(20, 5, 2, 288, 288, "v5e", "float32"), {"gate_up_blocks": 4, "down_blocks": 2}),
+        (Case(20, 5, 2, 288, 288, "7x", "bfloat16"), {"gate_up_blocks": 2, "down_blocks": 1}),
+        (Case(48, 5, 2, 288, 288, "v5p", "float32"), {"gate_up_blocks": 4, "down_blocks": 2}),
+        # Tiles of 64 rows in parts of 16: several tiles and several parts for each expert.
+        (
+            Case(150, 3, 2, 160, 288, "v6e", "float32"),
+            {"rows": 64, "first": (8, 16), "gate_up_blocks": 4, "down_blocks": 1},
+        ),
+        (
+            Case(150, 3, 2, 160, 288, "v5p", "bfloat16", wide=True),
+            {"rows": 64, "first": (16,), "gate_up_blocks": 4, "down_blocks": 1},
+        ),
+    ],
+)
+def test_results_do_not_depend_on_how_the_work_is_cut(
+    case: Case, changes: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tpu.plan_for(case.tokens, case.chip)._replace(**changes)
+    monkeypatch.setattr(tpu, "plan_for", lambda *_: plan)
+    case.check(("any", "first"), run=compiled())
+
+
+def test_a_token_is_computed_alike_whoever_is_beside_it() -> None:
+    case = Case(24, 9, 3, 64, 32, "v5e", "bfloat16")
+    generator = np.random.default_rng(3)
+    tiles = tile_lean(*case.maps(generator), "e5m2")
+    x = generator.standard_normal((case.tokens, case.hidden)).astype(ml_dtypes.bfloat16)
+    route = case.route(generator, "any")
+    alone = route._replace(experts=np.where(np.arange(24)[:, None] == 7, [[1, 4, 6]], 9).astype(np.int32))
+    crowded = route._replace(experts=np.where(np.arange(24)[:, None] == 7, [[1, 4, 6]], route.experts))
+    with using("tpu-interpret", chip=case.chip):
+        results = [
+            np.asarray(run_kernel(x, one, tiles.gate_up, tiles.down, LIMIT)) for one in (alone, crowded)
+        ]
+    np.testing.assert_array_equal(results[0][7], results[1][7])
+    assert results[0][7].any()
+
+
+@pytest.mark.parametrize("tokens", [20, 40, 80])
+def test_rows_of_padding_may_hold_any_numbers(tokens: int) -> None:
+    case = Case(tokens, 5, 2, 64, 32, "v5e", "float32")
+    generator = np.random.default_rng(4)
+    maps = case.maps(generator)
+    tiles = tile_lean(*maps, "e5m2")
+    x = generator.standard_normal((tokens, 64)).astype(np.float32)
+    route = case.route(generator, "any")
+    nowhere = (route.experts == 5).all(axis=1)
+    assert nowhere.any()
+    x[nowhere] = 1e30
+    with using("tpu-interpret", chip=case.chip):
+        got = np.asarray(run_kernel(x, route, tiles.gate_up, tiles.down, LIMIT))
+    assert not got[nowhere].any()
+    assert_close(got, expected(np.where(nowhere[:, None], 0, x), route, *maps))

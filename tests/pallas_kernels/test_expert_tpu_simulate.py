@@ -1,0 +1,50 @@
+"""The TPU kernel of the experts in the simulator of memories, copies and semaphores: it reports races, reads out
+of bounds, and reads of what has not arrived."""
+
+from __future__ import annotations
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from expert_samples import LEAN, LIMIT, assert_close, expected, random_maps, random_route, tile_lean
+
+from pallas_kernels.expert_matmul import expert_mlp, form_for, tpu
+from pallas_kernels.platform import Chip, using
+
+
+@pytest.mark.parametrize(
+    ("chip", "wide", "tokens", "experts", "changes"),
+    [
+        # Resident, chunks full and not, more experts than tiles; then two cores that take turns.
+        ("v5e", False, 6, 20, {"gate_up_blocks": 4, "down_blocks": 1}),
+        ("v5p", True, 40, 5, {}),
+        ("7x", False, 20, 4, {"gate_up_blocks": 4, "down_blocks": 1}),
+        # Streamed, several tiles for each expert.
+        ("v6e", True, 70, 2, {"rows": 16, "first": (8,)}),
+        ("v5p", False, 90, 3, {"rows": 32, "first": (8, 16), "gate_up_blocks": 4, "down_blocks": 1}),
+        ("7x", False, 70, 20, {"rows": 16, "first": (16,)}),
+    ],
+)
+def test_no_races_and_nothing_out_of_bounds(
+    chip: Chip,
+    wide: bool,
+    tokens: int,
+    experts: int,
+    changes: dict,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    plan = tpu.plan_for(tokens, chip)._replace(**changes)
+    monkeypatch.setattr(tpu, "plan_for", lambda *_: plan)
+    generator = np.random.default_rng(tokens)
+    hidden, inner = (160, 288) if changes.get("down_blocks") else (64, 96)
+    maps = random_maps(generator, experts, hidden, inner)
+    tiles = tile_lean(*maps, form_for(chip), wide=(wide, wide))
+    x = generator.standard_normal((tokens, hidden)).astype(ml_dtypes.bfloat16)
+    route = random_route(generator, tokens, experts, 2)
+    run = jax.jit(expert_mlp, static_argnums=4, compiler_options=LEAN)
+    with using("tpu-simulate", chip=chip):
+        got = jax.block_until_ready(run(x, route, tiles.gate_up, tiles.down, LIMIT))
+    assert "RACE" not in capsys.readouterr().out  # races are only printed
+    assert_close(got, expected(x, route, *maps))
