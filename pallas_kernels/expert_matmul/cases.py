@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.expert_matmul.reference import PackedLinear
 from pallas_kernels.expert_matmul.tiling import TiledExperts, form_for, tile_experts
-from pallas_kernels.expert_matmul.tpu import CORES, MOST_RESIDENT_TOKENS, Members, launch, plan_for
+from pallas_kernels.expert_matmul.tpu import CORES, MOST_RESIDENT_TOKENS, Members, Plan, launch, plan_for
 from pallas_kernels.inspect.case import STEP_BATCHES, Call, Case, Model, uniform_routing
 from pallas_kernels.mxfp4.tiled import padded_inputs
 from pallas_kernels.platform import Chip, Choice
@@ -65,7 +65,7 @@ def _case(
     chip: Chip, model: Model, name: str, num_tokens: int, counts: list[int], *, batch: int = 0
 ) -> Case:
     """A call in which expert i has counts[i] of the rows."""
-    plan = plan_for(num_tokens, chip)
+    plan = plan_for(num_tokens, sum(counts) / EXPERTS[model], chip)
     tiles = [
         (expert, min(plan.rows, count - first))
         for expert, count in enumerate(counts)
@@ -77,7 +77,7 @@ def _case(
         name=name,
         model=model,
         kernel="expert_mlp",
-        build=functools.partial(_call, chip, num_tokens, shapes, tiles),
+        build=functools.partial(_call, chip, plan, num_tokens, shapes, tiles),
         grid_steps=len(tiles),
         floor_bytes=sum(count > 0 for count in counts) * (WEIGHTS * 17 // 32 + 3 * HIDDEN * 2),
         flops=2 * WEIGHTS * sum(counts),
@@ -87,8 +87,9 @@ def _case(
     )
 
 
-def _call(chip: Chip, num_tokens: int, experts: TiledExperts, tiles: list[tuple[int, int]]) -> Call:
-    plan = plan_for(num_tokens, chip)
+def _call(
+    chip: Chip, plan: Plan, num_tokens: int, experts: TiledExperts, tiles: list[tuple[int, int]]
+) -> Call:
     resident = num_tokens <= MOST_RESIDENT_TOKENS
     table = plan.rows, experts.down.codes.shape[0]
     members = Members(jax.ShapeDtypeStruct(table, jnp.float32), jax.ShapeDtypeStruct(table, jnp.int32))

@@ -53,11 +53,16 @@ class Plan(NamedTuple):
     down_blocks: int
 
 
-def plan_for(num_tokens: int, chip: Chip) -> Plan:
-    """The plan for a number of tokens."""
-    if num_tokens > MOST_RESIDENT_TOKENS:
-        return Plan(256, (64, 128), 4, 4)
-    rows = max(16, 1 << (max(1, num_tokens) - 1).bit_length())
+def plan_for(num_tokens: int, rows_per_expert: float, chip: Chip) -> Plan:
+    """The plan for a number of tokens, of which an expert gets `rows_per_expert` on average."""
+    if num_tokens > MOST_RESIDENT_TOKENS and rows_per_expert > 16:
+        if rows_per_expert <= 96:
+            return Plan(128, (32, 64, 96, 128), 4, 4)
+        # The larger the matrix unit, the more rows it takes to outweigh the decoding.
+        return Plan(512, (32, 64, 128, 256), 6, 6) if chip in ("v6e", "7x") else Plan(512, (32, 64, 128), 4, 4)
+    rows = 32
+    if num_tokens <= MOST_RESIDENT_TOKENS:
+        rows = max(16, 1 << (max(1, num_tokens) - 1).bit_length())
     # 7x reads so fast that its vector unit is just in time if no lane block is computed in vain (46 and 23 are
     # all there are) and little drains in between. The others have time for shorter code, and for chunks that
     # keep the first tile waiting less.
@@ -74,8 +79,8 @@ def expert_mlp(x: jax.Array, route: Route, experts: TiledExperts, limit: float, 
     num_tokens, hidden = x.shape
     if num_tokens == 0:
         return x
-    plan = plan_for(num_tokens, choice.chip)
     num_experts = experts.down.codes.shape[0]
+    plan = plan_for(num_tokens, route.experts.size / num_experts, choice.chip)
     schedule = schedule_tiles(route.experts, num_experts, plan.rows)
     run = functools.partial(
         launch,
@@ -156,9 +161,10 @@ def launch(
         specs = [pl.BlockSpec((plan.rows, x.shape[1]), of_tile)]
         out_spec = pl.BlockSpec((plan.rows, outputs), of_tile)
         out_shape = (x.shape[0], outputs)
-        rows = max(tiled.padded_inputs(linear.inputs) for linear in maps)
+        in_parts = plan.rows > plan.first[-1]
+        decoded = max(tiled.padded_inputs(linear.inputs) for linear in maps) if in_parts else 0
         lanes = max(plan.gate_up_blocks, plan.down_blocks) * LANES
-        scratch.append(pltpu.VMEM((rows, lanes), WEIGHT_DTYPE))
+        scratch.append(pltpu.VMEM((max(decoded, 32), lanes if in_parts else LANES), WEIGHT_DTYPE))
     for weights, linear in zip((gate_up, down), maps, strict=True):
         shapes = [(2, linear.chunks, linear.blocks, *array.shape[2:]) for array in _arrays(weights)]
         dtypes = [array.dtype for array in _arrays(weights)]
@@ -411,41 +417,46 @@ def _streamed_body(
     tile = _tile_and_read_ahead(num_tiles, tile_experts, tile_counts, streams)
 
     part = plan.first[-1]
+    in_one_part = plan.rows == part
     whole_parts, rest = jax.lax.div(tile.count, part), jax.lax.rem(tile.count, part)
 
     def in_parts(linear: Map, source: Any, block: Block, store: Callable[[Any, int, jax.Array], None]) -> None:
         """Multiplies the rows part by part. The first part decodes, and the larger it is the better that hides;
         the others use what was decoded then."""
         stored = tiled.padded_inputs(linear.inputs)
-        keep = decoded.at[:stored, : block.codes.shape[0] * LANES]
+        keep = None if in_one_part else decoded.at[:stored, : block.codes.shape[0] * LANES]
 
         def multiply(number: Any, size: int, *, decode: bool) -> None:
             first = number * part if isinstance(number, int) else pl.multiple_of(number * part, part)
             rows = source.at[pl.ds(first, size), :]
             if decode or linear.wide:
                 store(first, size, linear.product(rows, block, keep))
-            else:
+            elif keep is not None:
                 store(first, size, block.finished(product(rows[:, :stored], keep[...])))
 
-        def multiply_rest(*, decode: bool) -> None:
+        def multiply_rest(count: Any, *, decode: bool) -> None:
             smaller = 0
             for size in plan.first:
 
-                @pl.when((rest > smaller) & (rest <= size))
+                @pl.when((count > smaller) & (count <= size))
                 def _(size: int = size) -> None:
                     multiply(0 if decode else whole_parts, size, decode=decode)
 
                 smaller = size
 
+        if in_one_part:
+            multiply_rest(tile.count, decode=True)
+            return
+
         @pl.when(whole_parts == 0)
         def _() -> None:
-            multiply_rest(decode=True)
+            multiply_rest(rest, decode=True)
 
         @pl.when(whole_parts > 0)
         def _() -> None:
             multiply(0, part, decode=True)
             jax.lax.fori_loop(1, whole_parts, lambda i, _: multiply(i, part, decode=False), None)
-            multiply_rest(decode=False)
+            multiply_rest(rest, decode=False)
 
     def first_map(chunk: Any, block: Block) -> None:
         def store(first: Any, size: int, result: jax.Array) -> None:
