@@ -11,7 +11,7 @@ from .messages import ToolDescription
 from .numbers import compact_json
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def require(holds: bool, field: str, value: Any, allowed: str) -> None:
@@ -49,7 +49,7 @@ def text_of(value: Any, field: str) -> str:
 def function_name(value: Any, field: str) -> str:
     """A name that is one word of a header or a heading."""
     name = string(value, field)
-    if not _FUNCTION_NAME.fullmatch(name):
+    if not FUNCTION_NAME.fullmatch(name):
         raise HarmonyFormatError(
             f"{field} is {shown(name)}: it must be letters, digits, '_', '-' and '.' only"
         )

@@ -4,8 +4,9 @@ A transcript is messages `<|im_start|>role\\n…<|im_end|>`; an assistant's thou
 calls as JSON in `<tool_call>`, their results in `<tool_response>`, and the functions as JSON Schema in
 `<tools>` inside the system message.
 
-What ChatML cannot carry is in `LOST_IN_CHATML`, what harmony cannot in `LOST_IN_HARMONY`; the rest survives
-the way there and back.
+A result has no id in ChatML: it answers the earliest call that waits for one, and a user's message ends the
+waiting. What ChatML and harmony cannot carry is stated in `chatml_losses`; the rest survives the way there
+and back.
 """
 
 from __future__ import annotations
@@ -18,20 +19,8 @@ from typing import Any
 
 from .errors import HarmonyFormatError, shown
 from .messages import Conversation, DeveloperContent, Message, Role, TextContent, ToolDescription
+from .numbers import json_value
 from .openai_formats import called_function, conversation_from_chat
-
-LOST_IN_CHATML = (
-    "the model's identity, the dates and the reasoning effort",
-    "the built-in tools, and namespaces other than functions",
-    "response formats",
-    "that a text before a call is a preamble: it becomes the turn's content, and is read back as a preamble",
-    "authors' names, content types, and channels and recipients other than those of the table above",
-)
-LOST_IN_HARMONY = (
-    "how the JSON of tools and calls was laid out",
-    "white space around <think>, <tool_call> and <tool_response>, and text after a call",
-    "the wording around <tools>",
-)
 
 _BLOCK = re.compile(r"\s*<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
 _CALL = re.compile(r"\n?<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -64,7 +53,7 @@ def conversation_from_chatml(
         if role == "system":
             instructions, found = _split_tools(content, where)
             tools += found
-            if instructions or not found:
+            if instructions is not None:
                 messages.append({"role": "system", "content": instructions})
         elif role == "tool" or (role == "user" and _RESPONSE.match(content)):
             outputs = _RESPONSE.findall(content) or [content]
@@ -72,11 +61,15 @@ def conversation_from_chatml(
                 raise HarmonyFormatError(f"{where} has {len(outputs)} results for {len(waiting)} calls")
             for output in outputs:
                 messages.append({"role": "tool", "tool_call_id": waiting.pop(0), "content": output})
+            words = _RESPONSE.sub("", content).strip() if role == "user" else ""
+            if words:
+                messages.append({"role": "user", "content": words})
         elif role == "user":
+            waiting = []
             messages.append({"role": "user", "content": content})
         elif role == "assistant":
             turn = _read_turn(content, where, f"call_{number}_")
-            waiting = [call["id"] for call in turn["tool_calls"]]
+            waiting += [call["id"] for call in turn["tool_calls"]]
             messages.append(turn)
         else:
             raise HarmonyFormatError(
@@ -111,7 +104,8 @@ def chatml_from_conversation(conversation: Conversation) -> str:
     for number, message in enumerate(conversation.messages):
         text = "".join(part.text for part in message.content if isinstance(part, TextContent))
         where = f"message {number}"
-        _refuse(text, ("<|im_start|>", "<|im_end|>"), where)
+        if not message.is_call:
+            _refuse(text, ("<|im_start|>", "<|im_end|>"), where)
         role = message.author.role
         if role is Role.ASSISTANT:
             if results or turn.is_over_before(message):
@@ -143,7 +137,9 @@ def chatml_from_conversation(conversation: Conversation) -> str:
                 instructions += said
     flush()
     if functions:
-        instructions.append(_TOOLS_HEAD + "\n".join(map(_tool_line, functions)) + _TOOLS_TAIL)
+        instructions.append(
+            _TOOLS_HEAD + "\n".join(_json(tool_entry(tool)) for tool in functions) + _TOOLS_TAIL
+        )
     head = [_block("system", "\n\n".join(instructions))] if instructions else []
     return "".join(head + blocks)
 
@@ -168,13 +164,8 @@ class _Turn:
     def add(self, message: Message, text: str, where: str) -> None:
         name = called_function(message)
         if name is not None:
-            try:
-                arguments = json.loads(text)
-            except ValueError:
-                arguments = text
-            call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-            _refuse(call, ("</tool_call>",), where)
-            self.calls.append(f"<tool_call>\n{call}\n</tool_call>")
+            call = {"name": name, "arguments": call_arguments(text)}
+            self.calls.append(f"<tool_call>\n{_json(call)}\n</tool_call>")
         elif message.channel == "analysis":
             _refuse(text, ("</think>",), where)
             self.thoughts.append(text)
@@ -202,19 +193,22 @@ def _blocks(text: str) -> list[tuple[str, str, int]]:
     return blocks
 
 
-def _split_tools(content: str, where: str) -> tuple[str, list[dict[str, Any]]]:
-    """A system message's instructions and its tools, as Chat Completions has them."""
+def _split_tools(content: str, where: str) -> tuple[str | None, list[dict[str, Any]]]:
+    """A system message's instructions, if it has any, and its tools, as Chat Completions has them."""
     head, opened, rest = content.rpartition("<tools>\n")
     listed, closed, tail = rest.partition("</tools>")
     if not opened or not closed:
         return content, []
     tools = []
-    for line in filter(None, map(str.strip, listed.splitlines())):
+    for line in filter(None, map(str.strip, listed.split("\n"))):
         tool = _json_object(line, f"{where}, a tool in <tools>,")
         tools.append(tool if "function" in tool else {"type": "function", "function": tool})
+    if (head + opened).endswith(_TOOLS_HEAD) and "\n" + closed + tail == _TOOLS_TAIL:
+        before = (head + opened).removesuffix(_TOOLS_HEAD)
+        return before.removesuffix("\n\n") if before else None, tools
     before = head[: head.rfind("# Tools")] if "# Tools" in head else head
     after = tail.rpartition("</tool_call>")[2]
-    return "\n\n".join(filter(None, (before.strip(), after.strip()))), tools
+    return "\n\n".join(filter(None, (before.strip(), after.strip()))) or None, tools
 
 
 def _read_turn(content: str, where: str, ids: str) -> dict[str, Any]:
@@ -233,7 +227,9 @@ def _read_turn(content: str, where: str, ids: str) -> dict[str, Any]:
             arguments = json.dumps(arguments, ensure_ascii=False)
         calls.append({"id": f"{ids}{number}", "function": {"name": data.get("name"), "arguments": arguments}})
     turn["tool_calls"] = calls
-    turn["content"] = _CALL.split(content, maxsplit=1)[0] if calls else content
+    before, *others = _CALL.split(content)
+    after = filter(None, map(str.strip, others[1::2]))  # between them stand the calls
+    turn["content"] = "\n\n".join([*([before] if before or not calls else []), *after])
     if not turn["content"] and turn.get("reasoning"):
         turn["content"] = None
     return turn
@@ -241,7 +237,7 @@ def _read_turn(content: str, where: str, ids: str) -> dict[str, Any]:
 
 def _json_object(text: str, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json_value(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -249,13 +245,29 @@ def _json_object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _tool_line(tool: ToolDescription) -> str:
+def call_arguments(text: str) -> Any:
+    """How a call's JSON has its arguments: as an object if they are one, else as their text."""
+    try:
+        value = json_value(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def tool_entry(tool: ToolDescription) -> dict[str, Any]:
+    """A function as `<tools>` lists it, which is as Chat Completions does."""
     function: Mapping[str, Any] = {
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.parameters or {"type": "object", "properties": {}},
     }
-    return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+    return {"type": "function", "function": function}
+
+
+def _json(value: Any) -> str:
+    """JSON on one line, in which no tag can be read: JSON can escape."""
+    return re.sub(r"<(?=\|im_|/?tool)", r"\\u003c", json.dumps(value, ensure_ascii=False))
 
 
 def _block(role: str, content: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from gptoss_jax import cli
 
-COMMANDS = ("batch", "generate", "convert", "inspect", "eval")
+COMMANDS = ("batch", "generate", "convert", "inspect", "eval", "harmony", "bench")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
@@ -40,6 +40,9 @@ def test_help_does_not_load_jax(arguments):
         (["batch", "in.jsonl", "--output", "o", "--effort", "huge"], "huge"),
         (["generate", "hi", "--dtype", "float16"], "float16"),
         (["eval", "chess"], "chess"),
+        (["harmony", "sing"], "sing"),
+        (["bench", "chess"], "chess"),
+        (["bench", "harmony", "--rounds", "0"], "a whole number from 1, not '0'"),
     ],
 )
 def test_wrong_use_is_code_2_and_names_the_value(arguments, words, capsys):

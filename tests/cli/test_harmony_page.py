@@ -9,12 +9,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import pytest
 
 import harmony
+from harmony.chatml_losses import LOST_IN_CHATML, LOST_IN_HARMONY
 from harmony.events import Problem
 from harmony.messages import EFFORT_WORDS
 
@@ -128,6 +130,15 @@ def test_the_page_has_every_deliberate_difference_and_no_other() -> None:
     rows = [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in table.split("\n")]
     assert [row[0] for row in rows] == list(module.DIFFERENCES)
     assert all(len(row) == 3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("heading", "stated"),
+    [("ChatML cannot carry:", LOST_IN_CHATML.values()), ("Harmony cannot carry:", LOST_IN_HARMONY)],
+)
+def test_the_page_has_every_stated_loss_and_no_other(heading: str, stated: Iterable[str]) -> None:
+    bullets = PAGE.partition(f"\n{heading}\n\n- ")[2].partition("\n\n")[0].split("\n- ")
+    assert [" ".join(bullet.split())[:-1] for bullet in bullets] == list(stated)
 
 
 def test_links_within_the_page_lead_to_headings() -> None:

@@ -120,9 +120,29 @@ def test_other_ways_of_writing_are_understood() -> None:
     assert said[1].to_dict()["content"][0]["instructions"] == "Be brief."
 
 
+def test_text_beside_calls_and_results_is_kept() -> None:
+    call = '<tool_call>{"name": "f", "arguments": "no JSON"}</tool_call>'
+    text = (
+        f"<|im_start|>assistant\nLooking.\n{call}\nand\n{call}\nDone.<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>1</tool_response> Go on. <tool_response>2</tool_response>"
+    )
+    said = conversation_from_chatml(text, current_date=DATE).messages[1:]
+    assert [(m.author.role.value, m.channel, m.to_dict()["content"][0]["text"]) for m in said] == [
+        ("assistant", "commentary", "Looking.\n\nand\n\nDone."),
+        ("assistant", "commentary", "no JSON"),
+        ("assistant", "commentary", "no JSON"),
+        ("tool", "commentary", "1"),
+        ("tool", "commentary", "2"),
+        ("user", None, "Go on."),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
+        ("<|im_start|>assistant\n<tool_call>" + "[" * 9999 + "</tool_call>", "message 0, call 0, is '[["),
+        ("<|im_start|>system\n<tools>\n" + '{"a":' * 999 + "\n</tools>", "message 0, a tool in <tools>, is"),
+        ("<|im_start|>assistant\n<tool_call>{}</tool_call>", "name is None: it must be a string"),
         ("hello", "'hello' stands outside of any message"),
         ("<|im_start|>user\nhi<|im_end|>\nmore", "'more' stands outside of any message"),
         ("<|im_start|>bot\nhi<|im_end|>", "message 0 has the role 'bot'"),

@@ -6,10 +6,10 @@ import argparse
 import sys
 
 from gptoss_jax.commands.harmony.inputs import read_conversation, source_name
-from gptoss_jax.commands.harmony.losses import lost_in_chatml
 from gptoss_jax.commands.harmony.terminal import is_terminal, json_text, printable, write
 from harmony import Conversation, HarmonyFormatError
 from harmony.chatml import chatml_from_conversation
+from harmony.chatml_losses import lost_in_chatml
 
 
 def run(options: argparse.Namespace) -> int:
@@ -21,9 +21,17 @@ def run(options: argparse.Namespace) -> int:
     text = chatml_of(conversation, source_name(options.file))
     write(printable(text) if is_terminal() else text)
     sys.stdout.flush()
-    for lost in lost_in_chatml(conversation):
-        print(f"gptoss-jax: lost in ChatML: {printable(lost)}", file=sys.stderr)
+    for lost in losses_by_message(conversation):
+        print(f"gptoss-jax: lost in ChatML: {lost}", file=sys.stderr)
     return 0
+
+
+def losses_by_message(conversation: Conversation) -> list[str]:
+    """One line for each message that ChatML cannot carry whole, naming it and what is lost."""
+    lines: dict[int, list[str]] = {}
+    for lost in lost_in_chatml(conversation):
+        lines.setdefault(lost.message, []).append(lost.detail)
+    return [printable(f"messages[{number}]: {', '.join(details)}") for number, details in lines.items()]
 
 
 def chatml_of(conversation: Conversation, source: str) -> str:

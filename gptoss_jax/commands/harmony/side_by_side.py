@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
-from gptoss_jax.commands.harmony.convert import chatml_of
-from gptoss_jax.commands.harmony.losses import lost_in_chatml
+from gptoss_jax.commands.harmony.convert import chatml_of, losses_by_message
 from gptoss_jax.commands.harmony.rendering import RenderedMessage
 from gptoss_jax.commands.harmony.terminal import Paint, display_width, printable, wrapped
 from harmony import Conversation, HarmonyEncoding, Role
@@ -56,10 +55,10 @@ def side_by_side(
     yield from wrapped(
         "Both are counted with the same vocabulary, <|im_start|> and <|im_end|> as one token each.", width
     )
-    lost = lost_in_chatml(conversation)
+    lost = losses_by_message(conversation)
     yield paint("Lost in ChatML:" if lost else "Nothing is lost in ChatML.", "bold")
     for one in lost:
-        yield from wrapped(f"  {printable(one)}", width)
+        yield from wrapped(f"  {one}", width)
 
 
 def chatml_size(encoding: HarmonyEncoding, text: str) -> int:
