@@ -7,11 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.attention import decode_pages, decode_ring
+from pallas_kernels.attention import decode_pages, decode_ring, prefill_pages
 from pallas_kernels.attention.layout import entry_layout
-from pallas_kernels.attention.tpu_pages import page_blocks
+from pallas_kernels.attention.tpu_pages import TOKENS_PER_TILE, page_blocks
 from pallas_kernels.attention.tpu_ring import ring_sequences
 from pallas_kernels.inspect.case import STEP_BATCHES, STEP_CONTEXT, Call, Case, Model
 from pallas_kernels.platform import Chip
@@ -23,13 +22,18 @@ _LAYERS: dict[Model, int] = {"20b": 12, "120b": 18}
 """Layers of each kind."""
 _POOL = 64 * 64
 """Pages in the pool: as large as an engine's, so that the compiler does not move it into VMEM."""
+_RINGS = 1024
+"""Rings in the array, for the same reason; only those of the batch are read."""
+_PROMPT = 2048
 _ROW_BYTES = KV_HEADS * 2 * HEAD_SIZE * 2
 _QUERY_BYTES = HEADS * HEAD_SIZE * 2
 
 
 def cases(chip: Chip) -> list[Case]:
-    """Batches of 1, 8 and 64, contexts of 1,024 and 8,192, and the ring of the window."""
-    found = []
+    """Batches of 1, 8 and 64, contexts of 1,024 and 8,192, the ring of the window; a prompt of 2,048
+    tokens.
+    """
+    found = [_prompt(chip)]
     for model in _LAYERS:
         for batch in STEP_BATCHES:
             if model == "20b":
@@ -78,17 +82,47 @@ def _pages_call(batch: int, context: int, steps: int, keys: int) -> Call:
     return Call(decode_pages, [jax.ShapeDtypeStruct(*shape) for shape in shapes], scalars)
 
 
-def _ring_in_hbm(q: jax.Array, ring: jax.Array, *rest: jax.Array) -> jax.Array:
-    """As in an engine, where the rings of all layers are too much for the compiler to move them into VMEM."""
-    ring = pltpu.with_memory_space_constraint(ring, pltpu.HBM)
-    return decode_ring(q, ring, *rest, window=WINDOW)
+def _prompt(chip: Chip) -> Case:
+    blocks = page_blocks((_UNITS, _ROWS, PAGE, _LANES), jnp.bfloat16, _PROMPT // PAGE, chip, prefill=True)
+    lengths = np.arange(TOKENS_PER_TILE, _PROMPT + 1, TOKENS_PER_TILE, dtype=np.int32)
+    counts = -(-lengths // blocks.keys)
+    steps = int(counts.sum())
+
+    def build() -> Call:
+        shapes = [
+            ((1, _PROMPT, HEADS, HEAD_SIZE), jnp.bfloat16),
+            ((_POOL, _UNITS, _ROWS, PAGE, _LANES), jnp.bfloat16),
+            ((1, _PROMPT // PAGE), jnp.int32),
+            ((1, _PROMPT), jnp.int32),
+            ((HEADS,), jnp.bfloat16),
+        ]
+        scalars: list[np.ndarray | int] = [
+            steps,
+            np.repeat(np.arange(counts.size), counts).astype(np.int32),
+            np.concatenate([np.arange(count) for count in counts]).astype(np.int32),
+            np.array([steps], np.int32),
+            lengths,
+            np.arange(_PROMPT // PAGE, dtype=np.int32)[None],
+        ]
+        return Call(prefill_pages, [jax.ShapeDtypeStruct(*shape) for shape in shapes], scalars)
+
+    return Case(
+        operation="attention",
+        name=f"prompt {_PROMPT}",
+        model="20b",
+        kernel="prefill_pages",
+        build=build,
+        grid_steps=steps,
+        floor_bytes=_PROMPT * (_ROW_BYTES + 2 * _QUERY_BYTES),
+        flops=_PROMPT * (_PROMPT + 1) // 2 * HEADS * HEAD_SIZE * 4,
+    )
 
 
 def _ring(chip: Chip, model: Model, batch: int) -> Case:
     ring = (batch, _UNITS, _ROWS, WINDOW, _LANES)
     shapes = [
         ((batch, HEADS, HEAD_SIZE), jnp.bfloat16),
-        (ring, jnp.bfloat16),
+        ((_RINGS, *ring[1:]), jnp.bfloat16),
         ((batch, WINDOW), jnp.int32),
         ((batch,), jnp.int32),
         ((HEADS,), jnp.bfloat16),
@@ -100,7 +134,9 @@ def _ring(chip: Chip, model: Model, batch: int) -> Case:
         name=f"ring {batch}",
         model=model,
         kernel="decode_ring",
-        build=lambda: Call(_ring_in_hbm, args, [position, position - WINDOW]),
+        build=lambda: Call(
+            functools.partial(decode_ring, window=WINDOW), args, [position, position - WINDOW]
+        ),
         grid_steps=batch // ring_sequences(ring, jnp.bfloat16, chip),
         floor_bytes=batch * (WINDOW * _ROW_BYTES + 2 * _QUERY_BYTES),
         flops=batch * WINDOW * HEADS * HEAD_SIZE * 4,

@@ -7,6 +7,7 @@ VMEM while earlier steps compute, whichever sequence they belong to, and pages n
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -66,9 +67,13 @@ def _kernel(
     table_ref: Any,
     *refs: Any,
     tiles: int,
+    at_once: int,
     scale: float,
 ) -> None:
     """Attention of a tile of queries of each sequence; `tiles` of them make up a sequence.
+
+    Of the units, `at_once` are computed side by side: all when decoding, but the queries of a tile of a
+    prompt are more work, and take more registers.
 
     q_ref [1, U, R, L]: the R queries of a unit, token by token within each head. With one token to a tile,
     its query sees all keys; otherwise positions_ref [1, tokens, LANES] says what each token sees.
@@ -158,10 +163,15 @@ def _kernel(
             sums[unit] = jnp.where(is_first, 0.0, sums[unit]) * spread(correction, lanes) + part
             highest_ref[unit], sum_ref[unit] = softmax
 
-    if positions_ref is None:
+    if at_once == units:
         attend(list(range(units)))
-    else:  # a unit's queries are work enough, and too many for several units at once
-        jax.lax.fori_loop(0, units, lambda unit, _: attend([unit]), None)
+    else:
+        jax.lax.fori_loop(
+            0,
+            units // at_once,
+            lambda part, _: attend([part * at_once + index for index in range(at_once)]),
+            None,
+        )
 
     @pl.when(remaining <= keys_per_block)
     def _() -> None:
@@ -276,6 +286,7 @@ def _attend(
     items = schedule_items(lengths, blocks.keys, max_blocks)
     table_columns = max_blocks * blocks.pages
     depth = BLOCKS[chip].page_buffers
+    at_once = math.gcd(each, BLOCKS[chip].matrix_width // LANES)
 
     def of_tile(core: Any, item: Any, tile: Any, *_: Any) -> tuple[Any, ...]:
         return tile[item], core, 0, 0
@@ -291,7 +302,9 @@ def _attend(
         pl.BlockSpec(memory_space=pl.ANY),
     ]
     return pl.pallas_call(
-        functools.partial(_kernel, tiles=count // table.shape[0], scale=size**-0.5),
+        functools.partial(
+            _kernel, tiles=count // table.shape[0], at_once=at_once if prefill else each, scale=size**-0.5
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
             grid=(split, items.total[0]),

@@ -35,25 +35,74 @@ def _ring_kernel(
     held_ref: Any,
     out_ref: Any,
     *,
+    together: int,
     scale: float,
 ) -> None:
-    sequences, units, rows, _, lanes = ring_ref.shape
+    sequences, units, rows, width, lanes = ring_ref.shape
     first = pl.program_id(1) * sequences
-    held = [held_ref[index] for index in range(sequences)]
-    visible = [
-        (held[index] > past_ref[first + index]) & (held[index] <= newest_ref[first + index])
-        for index in range(sequences)
-    ]
-    # All scores, then all softmaxes, then all sums.
-    each = [(index, unit) for index in range(sequences) for unit in range(units)]
-    scores = [scores_of(q_ref[at], ring_ref[(*at, 0)], visible[at[0]], scale) for at in each]
-    steps = [
-        shares_of(score, Softmax(sinks_ref[unit], jnp.ones_like(sinks_ref[unit])))
-        for score, (_, unit) in zip(scores, each, strict=True)
-    ]
-    for at, (shares, _, softmax) in zip(each, steps, strict=True):
-        result = sum_of(shares, ring_ref[(*at, rows - 1)]) / spread(softmax.total, lanes)
-        store_own_columns(out_ref, at, result, rows)
+    queries = together * q_ref.shape[2]
+    own = _same_part((queries, together * width), together)
+    visible = []
+    for index in range(sequences):
+        held = jnp.concatenate([held_ref[index]] * together, axis=1)
+        seen = (held > past_ref[first + index]) & (held <= newest_ref[first + index])
+        visible.append(seen if own is None else seen & own)
+    sinks = {
+        unit: _stacked([sinks_ref[unit + other] for other in range(together)])
+        for unit in range(0, units, together)
+    }
+
+    # All scores, all softmaxes, all sums: while one product waits for the matrix unit, others work.
+    each = [(index, unit) for index in range(sequences) for unit in range(0, units, together)]
+    scores, steps = [], []
+    for index, unit in each:
+        members = range(unit, unit + together)
+        q = _stacked([q_ref[index, member] for member in members])
+        keys = _stacked([ring_ref[index, member, 0] for member in members])
+        scores.append(scores_of(q, keys, visible[index], scale))
+    for (_, unit), score in zip(each, scores, strict=True):
+        steps.append(shares_of(score, Softmax(sinks[unit], jnp.ones_like(sinks[unit]))))
+    for (index, unit), (shares, _, softmax) in zip(each, steps, strict=True):
+        values = _stacked([ring_ref[index, unit + other, rows - 1] for other in range(together)])
+        result = sum_of(shares, values) / spread(softmax.total, lanes)
+        for other in range(together):
+            part = result[other * queries // together : (other + 1) * queries // together]
+            store_own_columns(out_ref, (index, unit + other), part, rows)
+
+
+def _stacked(parts: list[jax.Array]) -> jax.Array:
+    """[R, L] each, one below the other."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=0)
+
+
+def _same_part(shape: tuple[int, int], parts: int) -> jax.Array | None:
+    """bool of that shape, cut into `parts` parts along both dimensions: are row and column in the same?
+    None for one.
+    """
+    if parts == 1:
+        return None
+    row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    column = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    high, wide = shape[0] // parts, shape[1] // parts
+    same = (row < high) & (column < wide)
+    for part in range(1, parts):
+        same |= (
+            (row >= part * high)
+            & (row < (part + 1) * high)
+            & (column >= part * wide)
+            & (column < (part + 1) * wide)
+        )
+    return same
+
+
+def units_together(units: int, width: int, dtype: DTypeLike, chip: Chip) -> int:
+    """How many units' rings share a product: as many as the matrix unit has columns for.
+
+    Each unit's queries meet the keys of all of them, and see only their own.
+    """
+    tile = 32 // jnp.dtype(dtype).itemsize
+    most = max(BLOCKS[chip].matrix_width // width, 1) if width % tile == 0 else 1
+    return max(count for count in range(1, most + 1) if units % count == 0)
 
 
 def ring_sequences(ring: tuple[int, ...], dtype: DTypeLike, chip: Chip) -> int:
@@ -81,10 +130,11 @@ def decode_ring(
     layout = EntryLayout(units, rows, lanes)
     queries = heads // units
     split, each = split_units(units, chip)
-    sequences = ring_sequences(ring.shape, ring.dtype, chip)
+    sequences = ring_sequences((batch, *ring.shape[1:]), ring.dtype, chip)
+    together = units_together(each, width, ring.dtype, chip)
 
     out = pl.pallas_call(
-        functools.partial(_ring_kernel, scale=size**-0.5),
+        functools.partial(_ring_kernel, together=together, scale=size**-0.5),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(split, batch // sequences),

@@ -13,20 +13,21 @@ VMEM_LIMIT = 48 << 20
 class Blocks(NamedTuple):
     """What one grid step takes: bytes of pages, and how many steps' pages are in VMEM; bytes of rings.
 
-    `cores` is how many TensorCores share a device and its grid.
+    `cores` is how many TensorCores share a device and its grid, `matrix_width` the columns of a matrix unit.
     """
 
     page_bytes: int
     page_buffers: int
     ring_bytes: int
     cores: int
+    matrix_width: int
 
 
 BLOCKS: dict[Chip, Blocks] = {
-    "v5e": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=1 << 20, cores=1),
-    "v5p": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=1 << 20, cores=2),
-    "v6e": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=2 << 20, cores=1),
-    "7x": Blocks(page_bytes=4 << 20, page_buffers=3, ring_bytes=2 << 20, cores=1),
+    "v5e": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=1 << 20, cores=1, matrix_width=128),
+    "v5p": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=1 << 20, cores=2, matrix_width=128),
+    "v6e": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=2 << 20, cores=1, matrix_width=256),
+    "7x": Blocks(page_bytes=4 << 20, page_buffers=3, ring_bytes=4 << 20, cores=1, matrix_width=256),
 }
 
 
