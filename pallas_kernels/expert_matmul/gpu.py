@@ -19,7 +19,7 @@ Scales are 90 bytes a row, too oddly aligned for asynchronous copies: each step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -33,8 +33,9 @@ from pallas_kernels.routing import Route, Schedule, schedule_tiles
 
 
 class Plan(NamedTuple):
-    """A program's sizes: `rows` of tokens; `features` of outputs (of gate and of up each); `step` bytes of a
-    weight row at a time; its `warps`; `stages`, how many steps' weights are on their way or in use.
+    """A program's sizes: `rows` of tokens; `features`, weight rows (in the first kernel half of them gate,
+    half up); `step`, bytes of a weight row at a time; `warps`; `stages`, how many steps' weights are on their
+    way or in use. `splits`: so many programs share the columns of the down map.
     """
 
     rows: int
@@ -42,24 +43,26 @@ class Plan(NamedTuple):
     step: int
     warps: int
     stages: int
+    splits: int = 1
 
 
 def plan_for(num_pairs: int, num_experts: int, dtype: Any = jnp.bfloat16) -> Plan:
     """The plan for a number of (token, choice) pairs, by the rows that an expert gets on average.
 
-    Few rows are bound by bandwidth: small programs, many to a multiprocessor. Two warps at most, for with
-    four the compiler takes warp-group instructions, whose register layout has it load two bytes at a time.
+    Few rows are bound by bandwidth: small programs, many to a multiprocessor, and for a handful of pairs the
+    smallest ones, so that all multiprocessors get about the same. Two warps at most, for with four the
+    compiler takes warp-group instructions, whose register layout has it load two bytes at a time.
     """
     share = num_pairs / num_experts
-    if num_pairs <= 16:
-        return Plan(rows=16, features=16, step=128, warps=1, stages=4)
+    if num_pairs <= 8:
+        return Plan(rows=16, features=16, step=64, warps=1, stages=4, splits=2)
     if share <= 4:
         return Plan(rows=16, features=64, step=64, warps=2, stages=4)
     if share <= 12:
         return Plan(rows=32, features=64, step=64, warps=2, stages=4)
     if share <= 64 or dtype == jnp.float32:  # three operands instead of one fill shared memory sooner
-        return Plan(rows=64, features=64, step=64, warps=4, stages=3)
-    return Plan(rows=128, features=128, step=64, warps=8, stages=3)
+        return Plan(rows=64, features=128, step=64, warps=4, stages=3)
+    return Plan(rows=128, features=256, step=64, warps=8, stages=3)
 
 
 def expert_mlp(
@@ -81,12 +84,28 @@ def expert_mlp(
         return x
     num_experts = gate_up.blocks.shape[0]
     plan = plan or plan_for(route.experts.size, num_experts, x.dtype)
-    schedule = schedule_tiles(route.experts, num_experts, plan.rows)
+    if num_tokens == 1:
+        schedule = _tile_a_pair(route.experts, num_experts, plan.rows)
+    else:
+        schedule = schedule_tiles(route.experts, num_experts, plan.rows)
     halves = x.reshape(num_tokens, hidden // 2, 2).transpose(2, 0, 1)
     inner = _gate_up(halves, schedule, gate_up, limit, plan, interpret)
     results = _down(inner, schedule, down, plan, interpret)
-    chosen = results.at[schedule.destinations].get(mode="fill", fill_value=0)
-    return jnp.einsum("tad,ta->td", chosen, route.weights, precision="highest").astype(x.dtype)
+    chosen = results.at[:, schedule.destinations].get(mode="fill", fill_value=0)
+    return jnp.einsum("stad,ta->td", chosen, route.weights, precision="highest").astype(x.dtype)
+
+
+def _tile_a_pair(experts: jax.Array, num_experts: int, rows: int) -> Schedule:
+    """The schedule of one token, experts [1, A]: each of its pairs is a tile, for no expert comes twice."""
+    somewhere = experts[0] < num_experts
+    row = jnp.arange(experts.size, dtype=jnp.int32) * rows
+    return Schedule(
+        destinations=jnp.where(somewhere, row, experts.size * rows)[None],
+        tokens=(jnp.arange(experts.size * rows, dtype=jnp.int32) % rows > 0).astype(jnp.int32),
+        tile_experts=experts[0],
+        tile_counts=somewhere.astype(jnp.int32),
+        num_tiles=jnp.int32(experts.size),
+    )
 
 
 def _gate_up(
@@ -95,7 +114,7 @@ def _gate_up(
     """halves [2, T, D/2] → activations [2, P, F/2], even and odd features apart."""
     _, num_tokens, _ = halves.shape
     half = linear.blocks.shape[2] // 2
-    tiles = schedule.tile_experts.size
+    width = plan.features // 2
 
     def kernel(
         x: Any, tokens: Any, experts: Any, counts: Any, blocks: Any, scales: Any, bias: Any, out: Any
@@ -104,29 +123,28 @@ def _gate_up(
 
         @pl.when(counts[tile] > 0)
         def _() -> None:
-            expert = experts[tile]
             rows = tile * plan.rows + jnp.arange(plan.rows)
             token = tokens[pl.ds(tile * plan.rows, plan.rows)]
             # Programs take every other feature: what they write is contiguous in its half.
-            columns = place * plan.features + jnp.arange(plan.features)
-            features, known = columns * 2 + parity, columns < half
+            which, columns = jnp.arange(plan.features) // width, jnp.arange(plan.features) % width
+            columns = place * width + columns
+            weights = _Rows(experts[tile], (which, columns * 2 + parity), columns < half)
             load = _loader(x, token, token < num_tokens)
-            products = _products(
-                load, blocks, scales, [(expert, 0), (expert, 1)], features, known, plan, interpret
-            )
-            gate, up = (
-                product
-                + plgpu.load(bias.at[expert, number, features], mask=known, other=0).astype(jnp.float32)[
-                    :, None
-                ]
-                for number, product in enumerate(products)
-            )
+            steps = 0, pl.cdiv(blocks.shape[-1], plan.step)
+            both = _product(load, blocks, scales, weights, steps, plan, interpret)
+            both += weights.load_vector(bias).astype(jnp.float32)[:, None]
+            both = both.reshape(2, width, plan.rows)
+            part = jax.lax.broadcasted_iota(jnp.int32, both.shape, 0)
+            gate, up = (jnp.sum(jnp.where(part == number, both, 0), axis=0) for number in (0, 1))
+            columns = place * width + jnp.arange(width)
             inner = clamped_swiglu(gate, up, limit).astype(out.dtype)
-            plgpu.store(out.at[parity, rows[None, :], columns[:, None]], inner, mask=known[:, None])
+            plgpu.store(
+                out.at[parity, rows[None, :], columns[:, None]], inner, mask=(columns < half)[:, None]
+            )
 
     return pl.pallas_call(
         kernel,
-        grid=(2 * pl.cdiv(half, plan.features), tiles),
+        grid=(2 * pl.cdiv(half, width), schedule.tile_experts.size),
         out_shape=jax.ShapeDtypeStruct((2, schedule.tokens.size, half), halves.dtype),
         compiler_params=plgpu.CompilerParams(num_warps=plan.warps, num_stages=plan.stages),
         interpret=interpret,
@@ -137,45 +155,67 @@ def _gate_up(
 def _down(
     inner: jax.Array, schedule: Schedule, linear: PackedLinear, plan: Plan, interpret: bool
 ) -> jax.Array:
-    """inner [2, P, F/2] → results float32 [P, D]; rows of padding hold anything."""
+    """inner [2, P, F/2] → float32 [splits, P, D], to be added up; rows of padding hold anything."""
     hidden = linear.blocks.shape[1]
-    tiles = schedule.tile_experts.size
+    steps = pl.cdiv(pl.cdiv(linear.blocks.shape[-1], plan.step), plan.splits)
 
     def kernel(x: Any, experts: Any, counts: Any, blocks: Any, scales: Any, bias: Any, out: Any) -> None:
-        tile, place = pl.program_id(1), pl.program_id(0)
+        tile, place, split = pl.program_id(1), pl.program_id(0), pl.program_id(2)
 
         @pl.when(counts[tile] > 0)
         def _() -> None:
-            expert = experts[tile]
             rows = tile * plan.rows + jnp.arange(plan.rows)
             features = place * plan.features + jnp.arange(plan.features)
-            known = features < hidden
+            weights = _Rows(experts[tile], (features,), features < hidden)
             load = _loader(x, rows, None)
-            (product,) = _products(load, blocks, scales, [(expert,)], features, known, plan, interpret)
-            shift = plgpu.load(bias.at[expert, features], mask=known, other=0).astype(jnp.float32)
+            bounds = split * steps, (split + 1) * steps
+            product = _product(load, blocks, scales, weights, bounds, plan, interpret)
+            shift = jnp.where(split == 0, weights.load_vector(bias).astype(jnp.float32), 0)
             plgpu.store(
-                out.at[rows[None, :], features[:, None]], product + shift[:, None], mask=known[:, None]
+                out.at[split, rows[None, :], features[:, None]],
+                product + shift[:, None],
+                mask=weights.exist[:, None],
             )
 
     return pl.pallas_call(
         kernel,
-        grid=(pl.cdiv(hidden, plan.features), tiles),
-        out_shape=jax.ShapeDtypeStruct((schedule.tokens.size, hidden), jnp.float32),
+        grid=(pl.cdiv(hidden, plan.features), schedule.tile_experts.size, plan.splits),
+        out_shape=jax.ShapeDtypeStruct((plan.splits, schedule.tokens.size, hidden), jnp.float32),
         compiler_params=plgpu.CompilerParams(num_warps=plan.warps, num_stages=plan.stages),
         interpret=interpret,
         name="expert_down",
     )(inner, schedule.tile_experts, schedule.tile_counts, *linear)
 
 
-Loader = Callable[[int, jax.Array, jax.Array], jax.Array]
-"""(half, places along the half, which of them exist) → the tile's operand [rows, places]."""
+class _Rows(NamedTuple):
+    """Rows of an expert's weights: their indices, one array for each axis between E and K; which exist."""
+
+    expert: jax.Array
+    indices: tuple[jax.Array, ...]
+    exist: jax.Array
+
+    def load_vector(self, ref: Any) -> jax.Array:
+        """One number of each row, from ref [E, …, N]."""
+        return plgpu.load(ref.at[self.expert, *self.indices], mask=self.exist, other=0)
+
+    def load(self, ref: Any, columns: jax.Array) -> jax.Array:
+        """The rows' columns, from ref [E, …, N, columns]; zeros where there is none."""
+        mask = self.exist[:, None] & (columns < ref.shape[-1])[None, :]
+        indices = (index[:, None] for index in self.indices)
+        return plgpu.load(ref.at[self.expert, *indices, columns[None, :]], mask=mask, other=0)
+
+
+Loader = Callable[[int, jax.Array], jax.Array]
+"""(half, places along the half) → the tile's operand [rows, places]."""
 
 
 def _loader(x: Any, rows: jax.Array, real: jax.Array | None) -> Loader:
-    """Loads from x [2, …, K/2]; rows that are not `real` are zeros."""
+    """Loads from x [2, …, K/2]; rows that are not `real` and places past the end are zeros."""
 
-    def load(half: int, places: jax.Array, exist: jax.Array) -> jax.Array:
-        mask = exist[None, :] if real is None else real[:, None] & exist[None, :]
+    def load(half: int, places: jax.Array) -> jax.Array:
+        mask = (places < x.shape[-1])[None, :]
+        if real is not None:
+            mask = real[:, None] & mask
         return plgpu.load(x.at[half, rows[:, None], places[None, :]], mask=mask, other=0)
 
     return load
@@ -192,49 +232,31 @@ def _bfloat16_parts(numbers: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(parts)
 
 
-def _products(
+def _product(
     load: Loader,
     blocks: Any,
     scales: Any,
-    maps: Sequence[tuple[Any, ...]],
-    features: jax.Array,
-    known: jax.Array,
+    weights: _Rows,
+    steps: tuple[Any, Any],
     plan: Plan,
     interpret: bool,
-) -> tuple[jax.Array, ...]:
-    """For each of `maps` (indices that lead to one [outputs, K]): its `features` times the tile, float32
-    [features, rows]."""
-    size = blocks.shape[-1]
+) -> jax.Array:
+    """The rows of weights times the tile, float32 [features, rows], over the columns of some steps."""
     scales_per_step = plan.step // BYTES_PER_BLOCK
 
-    def load_scales(step: jax.Array | int) -> tuple[jax.Array, ...]:
-        places = step * scales_per_step + jnp.arange(scales_per_step)
-        mask = known[:, None] & (places < scales.shape[-1])[None, :]
-        return tuple(
-            plgpu.load(scales.at[*lead, features[:, None], places[None, :]], mask=mask, other=0)
-            for lead in maps
-        )
+    def load_scales(step: jax.Array | int) -> jax.Array:
+        return weights.load(scales, step * scales_per_step + jnp.arange(scales_per_step))
 
-    def run_step(step: jax.Array, carried: tuple[Any, Any]) -> tuple[Any, Any]:
-        totals, step_scales = carried
+    def run_step(step: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        total, step_scales = carried
         next_scales = load_scales(step + 1)
         places = step * plan.step + jnp.arange(plan.step)
-        exist = places < size
-        operands = [_bfloat16_parts(load(half, places, exist)) for half in (0, 1)]
-        sums = []
-        for lead, total, scale in zip(maps, totals, step_scales, strict=True):
-            codes = plgpu.load(
-                blocks.at[*lead, features[:, None], places[None, :]],
-                mask=known[:, None] & exist[None, :],
-                other=0,
-            )
-            for weights, parts in zip(decode(codes, scale, interpret=interpret), operands, strict=True):
-                for part in parts:
-                    total += jnp.dot(weights, part.T, preferred_element_type=jnp.float32)
-            sums.append(total)
-        return tuple(sums), next_scales
+        decoded = decode(weights.load(blocks, places), step_scales, interpret=interpret)
+        for half, codes in enumerate(decoded):
+            for part in _bfloat16_parts(load(half, places)):
+                total += jnp.dot(codes, part.T, preferred_element_type=jnp.float32)
+        return total, next_scales
 
     zeros = jnp.zeros((plan.features, plan.rows), jnp.float32)
-    start = tuple(zeros for _ in maps), load_scales(0)
-    totals, _ = jax.lax.fori_loop(0, pl.cdiv(size, plan.step), run_step, start)
-    return totals
+    total, _ = jax.lax.fori_loop(*steps, run_step, (zeros, load_scales(steps[0])))
+    return total

@@ -83,17 +83,18 @@ def check(tokens: int, experts: int, active: int, hidden: int, inner: int, dtype
     assert not got[(chosen == experts).all(axis=1)].any()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize(
-    ("tokens", "experts", "active", "hidden", "inner", "style"),
+    ("tokens", "experts", "active", "hidden", "inner", "style", "dtype"),
     [
-        (0, 4, 2, 64, 32, "any"),
-        (1, 4, 2, 64, 32, "any"),
-        (5, 128, 4, 64, 96, "any"),
-        (9, 1, 1, 96, 64, "any"),
-        (64, 6, 2, 32, 160, "any"),
-        (33, 5, 2, 288, 64, "one"),
-        (300, 6, 3, 64, 32, "any"),
+        (0, 4, 2, 64, 32, "any", np.float32),
+        (1, 4, 2, 64, 32, "any", np.float32),
+        (1, 4, 2, 64, 96, "any", ml_dtypes.bfloat16),
+        (5, 128, 4, 64, 96, "any", np.float32),
+        (9, 1, 1, 96, 64, "any", np.float32),
+        (64, 6, 2, 32, 160, "any", ml_dtypes.bfloat16),
+        (33, 5, 2, 288, 64, "one", ml_dtypes.bfloat16),
+        (300, 6, 3, 64, 32, "any", np.float32),
+        (300, 2, 1, 64, 32, "any", ml_dtypes.bfloat16),
     ],
 )
 def test_each_token_gets_the_weighted_sum_of_its_experts(
@@ -202,5 +203,5 @@ def test_the_kernels_lower_for_hopper_at_real_shapes(tokens: int, experts: int) 
         packed((2, inner), hidden),
         packed((hidden,), inner),
     )
-    assert text.count(KERNEL_CALL) == 3  # the schedule is one
+    assert text.count(KERNEL_CALL) == (2 if tokens == 1 else 3)  # one token needs no kernel for its schedule
     assert "expert_gate_up" in text and "expert_down" in text

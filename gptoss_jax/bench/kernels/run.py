@@ -191,20 +191,32 @@ def _other_plans(
     layers: Sequence[programs.Maps],
     floors: tuple[float, float],
 ) -> Iterator[Figure]:
-    """Plans that differ from the table's in one size by a factor of two; what does not fit is left out."""
+    """Plans next to the table's; what does not fit the device is left out."""
     plan = gpu.plan_for(tokens * ACTIVE, model.experts)
-    for name in plan._fields:
-        for value in (getattr(plan, name) // 2, getattr(plan, name) * 2):
-            other = plan._replace(**{name: value})
-            if other.rows < 16 or other.features < 16 or other.step < 32 or not 1 <= other.warps <= 8:
-                continue
-            label = f"experts, {name} {value}"
-            try:
-                timing = time_calls(programs.experts_with(other), inputs, layers, rounds=5)
-            except jax.errors.JaxRuntimeError as error:
-                print(f"  {model.name} {tokens} {label}: {str(error).splitlines()[0]}", file=sys.stderr)
-                continue
-            yield Figure(model.name, tokens, label, timing, *floors)
+    changes = [
+        *({name: getattr(plan, name) // 2} for name in ("rows", "features", "step", "warps", "splits")),
+        *({name: getattr(plan, name) * 2} for name in ("rows", "features", "step", "warps", "splits")),
+        *({"stages": plan.stages + more} for more in (-1, 1, 2)),
+        {"features": plan.features // 2, "warps": plan.warps // 2},
+        {"features": plan.features // 2, "warps": plan.warps // 2, "stages": plan.stages - 1},
+        {"features": plan.features * 2, "warps": plan.warps * 2},
+    ]
+    for change in changes:
+        other = plan._replace(**change)
+        if (
+            min(other.rows, other.features) < 16
+            or other.step < 32
+            or not 1 <= other.warps <= 8
+            or not other.splits
+        ):
+            continue
+        label = "experts, " + " ".join(f"{name} {value}" for name, value in change.items())
+        try:
+            timing = time_calls(programs.experts_with(other), inputs, layers, rounds=5)
+        except jax.errors.JaxRuntimeError as error:
+            print(f"  {model.name} {tokens} {label}: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        yield Figure(model.name, tokens, label, timing, *floors)
 
 
 def _print_checks(done: Sequence[checks.Check]) -> None:
