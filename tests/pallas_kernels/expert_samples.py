@@ -1,4 +1,4 @@
-"""Experts, routes and what they give in float64: the oracle of the TPU kernel, by definition and nothing else."""
+"""Experts, routes and what they give in float64, by definition: the oracle of the TPU kernel."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The TPU kernel of the experts in the simulator of memories, copies and semaphores: it reports races, reads out
-of bounds, and reads of what has not arrived."""
+"""The TPU kernel of the experts in the simulator of memories, copies and semaphores, which reports races and
+reads out of bounds, and has NaN where nothing has arrived yet."""
 
 from __future__ import annotations
 
