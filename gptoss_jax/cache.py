@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from checkpoints.config import ModelConfig
-from pallas_kernels.attention import EntryLayout, entry_layout, pack
+from pallas_kernels.attention import EntryLayout, entry_layout, pack, store_entries
 
 EMPTY = -1
 """The position of a cache entry, or of an input token, that does not exist."""
@@ -38,15 +38,19 @@ class LayerCache:
     def write(self, keys: jax.Array, values: jax.Array, positions: jax.Array) -> LayerCache:
         """Stores T new tokens, keys and values [B, T, K, h], at positions [B, T] (EMPTY: not stored)."""
         batch, size = self.positions.shape
-        units, rows, page, lanes = self.entries.shape[2:]
+        pages, units, rows, page, lanes = self.entries.shape[1:]
         # Of a chunk longer than the ring only the last M·P tokens stay; each index is then written once.
         newest = jnp.max(positions, axis=1, keepdims=True)
         kept = (positions >= 0) & (positions > newest - size)
         index = jnp.where(kept, positions % size, size)  # size is out of range: dropped
-        slot = jnp.arange(batch)[:, None]
-        entries = pack(keys, values, EntryLayout(units, rows, lanes)).astype(self.entries.dtype)
+        slot = jnp.arange(batch, dtype=jnp.int32)[:, None]
+        number = jnp.where(kept, slot * pages + index // page, EMPTY)
+        entries = pack(keys, values, EntryLayout(units, rows, lanes))
+        where = (number, index % page)
+        if positions.shape[1] == 1:
+            entries, where = entries[:, 0], (number[:, 0], index[:, 0] % page)
         return LayerCache(
-            self.entries.at[slot, index // page, :, :, index % page].set(entries, mode="drop"),
+            store_entries(self.pool()[0], entries, *where).reshape(self.entries.shape),
             self.positions.at[slot, index].set(positions, mode="drop"),
         )
 

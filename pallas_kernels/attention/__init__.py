@@ -23,6 +23,7 @@ __all__ = [
     "prefill",
     "prefill_pages",
     "sees",
+    "store_entries",
     "unpack",
 ]
 
@@ -117,3 +118,17 @@ def prefill(
     if choice.implementation == "gpu":
         return gpu.prefill(q, k, v, positions, sinks, ring, held, window=window, interpret=choice.interpret)
     return reference.prefill(q, k, v, positions, sinks, ring, held, window=window)
+
+
+def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
+    """Puts entries into a pool of pages; give the pool away (donate it), and nothing is copied.
+
+    pool [N, U, R, P, L]. When decoding, entries [B, U, R, L] at int32 pages [B], all different, and rows
+    [B] within them; chunks are entries [B, T, U, R, L] at pages [B, T] and rows [B, T]. An entry whose page
+    is not one of the N is dropped.
+    """
+    # On GPUs the reference is the kernel: XLA makes one of its scatter.
+    choice = choose("attention.store_entries", ("reference", "tpu", "gpu"))
+    if choice.implementation == "tpu" and pages.ndim == 1:
+        return tpu.store_entries(pool, entries, pages, rows, interpret=choice.interpret)
+    return reference.store_entries(pool, entries, pages, rows)

@@ -111,3 +111,19 @@ def prefill(
         k, v = jnp.concatenate([old_k, k], axis=1), jnp.concatenate([old_v, v], axis=1)
         key_positions = jnp.concatenate([held, positions], axis=1)
     return attend(q, k, v, sinks, sees(positions, key_positions, window))
+
+
+def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
+    """See `pallas_kernels.attention.store_entries`.
+
+    As a scatter of single rows into a matrix: for one with more dimensions XLA picks a memory layout of its
+    own on TPUs, and copies the whole pool to it and back.
+    """
+    count, units, parts, length, lanes = pool.shape
+    part = jnp.arange(units * parts)
+    row = (pages[..., None] * (units * parts) + part) * length + rows[..., None]
+    exists = (pages >= 0) & (pages < count)
+    row = jnp.where(exists[..., None], row, pool.size // lanes)  # out of range: dropped
+    matrix = pool.reshape(-1, lanes)
+    stored = matrix.at[row.reshape(-1)].set(entries.astype(pool.dtype).reshape(-1, lanes), mode="drop")
+    return stored.reshape(pool.shape)
