@@ -6,7 +6,7 @@ plain JAX references elsewhere. `using(…)` overrides that for a block of code,
 
     auto            by platform
     reference       plain JAX everywhere
-    tpu, gpu        that kernel, compiled for the devices at hand (or, ahead of time, for a described topology)
+    tpu, gpu        that kernel, compiled for the devices at hand, or ahead of time for a described topology
     tpu-interpret   the TPU kernel as plain JAX on the CPU
     tpu-simulate    the TPU kernel in the simulator of TPU memories, DMAs and semaphores, which reports races
     gpu-interpret   the GPU kernel as plain JAX on the CPU
@@ -124,5 +124,5 @@ def _attached_chip() -> Chip:
 
 @functools.cache
 def _say(operation: str, name: str, suffix: str, chip: str) -> None:
-    detail = " ".join(part for part in (f"for {chip}" if chip else "", f"({suffix})" if suffix else "") if part)
-    logger.info("%s: %s %s", operation, name, detail)
+    details = (f" for {chip}" if chip else "") + (f" ({suffix})" if suffix else "")
+    logger.info("%s: %s%s", operation, name, details)

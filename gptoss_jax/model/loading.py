@@ -26,9 +26,9 @@ def load(
 ) -> Transformer:
     """Reads a checkpoint into a model that computes in `dtype` (float32 or bfloat16).
 
-    `shardings` maps a parameter's name to where it lives (None: the default device). Where the TPU kernels are
-    going to run, the experts are rearranged for them. Raises `checkpoints.CheckpointError` if the checkpoint is
-    not a gpt-oss model.
+    `shardings` maps a parameter's name to where it lives (None: the default device). Where the TPU kernels
+    are going to run, the experts are rearranged for them. Raises `checkpoints.CheckpointError` if the
+    checkpoint is not a gpt-oss model.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = open_checkpoint(checkpoint)
@@ -40,8 +40,8 @@ def load(
 
 
 def tile_experts_of(model: Transformer, form: Form) -> None:
-    """Rearranges the experts of a model for the TPU kernel, layer by layer, so that memory holds one layer twice
-    at most."""
+    """Rearranges the experts of a model for the TPU kernel, layer by layer, so that memory holds one layer
+    twice at most."""
     for layer in model.layers:
         if isinstance(layer.moe.experts, Experts):
             layer.moe.experts = TiledExperts(layer.moe.experts, form)

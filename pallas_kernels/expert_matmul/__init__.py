@@ -31,12 +31,12 @@ def expert_mlp(
 ) -> jax.Array:
     """Runs each token through its experts and adds the results by the route's weights.
 
-    x [T, D] float32 or bfloat16; route for T tokens; gate_up maps D → (2, F), down maps F → D; `limit` clamps the
-    activation. Matmuls take operands of x's dtype and accumulate in float32; the result is [T, D] in x's dtype.
-    Tokens routed nowhere come back as zeros. No token is ever dropped.
+    x [T, D] float32 or bfloat16; route for T tokens; gate_up maps D → (2, F), down maps F → D; `limit` clamps
+    the activation. Matmuls take operands of x's dtype and accumulate in float32; the result is [T, D] in x's
+    dtype. Tokens routed nowhere come back as zeros. No token is ever dropped.
 
-    The TPU kernel reads tiled weights (`tile_experts`), the GPU kernel and the reference published ones. Weights
-    of the other arrangement work too, by the reference: right, but slow.
+    The TPU kernel reads tiled weights (`tile_experts`), the GPU kernel and the reference published ones.
+    Weights of the other arrangement work too, by the reference: right, but slow.
     """
     choice = choose("expert_mlp", ("reference", "tpu", "gpu"))
     if isinstance(gate_up, TiledWeights) and isinstance(down, TiledWeights):

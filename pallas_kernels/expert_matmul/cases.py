@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +32,20 @@ def tiled_shapes(num_experts: int, chip: Chip, *, wide: bool = False) -> TiledEx
 
     def packed(*outputs: int, inputs: int) -> PackedLinear:
         shape = num_experts, *outputs
-        return PackedLinear(
-            jax.ShapeDtypeStruct((*shape, inputs // 2), jnp.uint8),
-            jax.ShapeDtypeStruct((*shape, inputs // 32), jnp.uint8),
-            jax.ShapeDtypeStruct(shape, jnp.bfloat16),
+        arrays = (
+            ((*shape, inputs // 2), jnp.uint8),
+            ((*shape, inputs // 32), jnp.uint8),
+            (shape, jnp.bfloat16),
         )
+        return PackedLinear(*(_array(*array) for array in arrays))
 
     tile = functools.partial(tile_experts, form=form_for(chip), wide=(wide, wide))
     return jax.eval_shape(tile, packed(2, INNER, inputs=HIDDEN), packed(HIDDEN, inputs=INNER))
+
+
+def _array(shape: tuple[int, ...], dtype: Any) -> Any:
+    """What stands for an array that is never made."""
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def cases(chip: Chip) -> list[Case]:
@@ -61,9 +68,7 @@ def _counts(routing: np.ndarray, num_experts: int) -> list[int]:
     return np.bincount(routing.reshape(-1), minlength=num_experts).tolist()
 
 
-def _case(
-    chip: Chip, model: Model, name: str, num_tokens: int, counts: list[int], *, batch: int = 0
-) -> Case:
+def _case(chip: Chip, model: Model, name: str, num_tokens: int, counts: list[int], *, batch: int = 0) -> Case:
     """A call in which expert i has counts[i] of the rows."""
     plan = plan_for(num_tokens, sum(counts) / EXPERTS[model], chip)
     tiles = [
@@ -92,9 +97,9 @@ def _call(
 ) -> Call:
     resident = num_tokens <= MOST_RESIDENT_TOKENS
     table = plan.rows, experts.down.codes.shape[0]
-    members = Members(jax.ShapeDtypeStruct(table, jnp.float32), jax.ShapeDtypeStruct(table, jnp.int32))
+    members = Members(_array(table, jnp.float32), _array(table, jnp.int32))
     x_rows = plan.rows if resident else plan.rows * len(tiles)
-    x = jax.ShapeDtypeStruct((x_rows, padded_inputs(HIDDEN)), jnp.bfloat16)
+    x = _array((x_rows, padded_inputs(HIDDEN)), jnp.bfloat16)
 
     def fn(
         num_tiles: jax.Array,
@@ -117,8 +122,8 @@ def _call(
         )
 
     steps = pl.cdiv(len(tiles), CORES[chip])
-    numbers = jax.ShapeDtypeStruct((len(tiles),), jnp.int32)
-    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    numbers = _array((len(tiles),), jnp.int32)
+    scalar = _array((), jnp.int32)
     columns = (np.array(column, np.int32) for column in zip(*tiles, strict=True))
     return Call(
         fn=fn,

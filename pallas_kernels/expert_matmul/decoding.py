@@ -41,9 +41,7 @@ def units(inputs: int) -> list[Unit]:
     found = [Unit(_HALF * i, _HALF, i, i % 2 == 1, 4) for i in range(halves)]
     first = halves * _HALF
     tails = (stored - first) // BLOCK_SIZE
-    return found + [
-        Unit(first + BLOCK_SIZE * i, BLOCK_SIZE, halves + i, i % 2 == 1, 1) for i in range(tails)
-    ]
+    return found + [Unit(first + BLOCK_SIZE * i, BLOCK_SIZE, halves + i, i % 2 == 1, 1) for i in range(tails)]
 
 
 def narrow_product(
@@ -93,7 +91,7 @@ def wide_product(x: Any, codes: Any, scales: Any, *, inputs: int, form: Form) ->
 
 
 def product(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """x times decoded weights, accumulated in float32; float32 activations are multiplied without rounding."""
+    """x times decoded weights, accumulated in float32; float32 activations are not rounded."""
     if x.dtype == jnp.float32:
         return jnp.dot(
             x,

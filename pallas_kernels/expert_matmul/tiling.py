@@ -21,8 +21,8 @@ class TiledExperts:
     """The two maps of all experts.
 
     `gate_up` has D inputs; its lane blocks alternate, gate and up, for 128 features at a time, and features
-    come in the kernel order of `down`'s inputs, so that what the first map leaves is what the second one takes.
-    `down` has F inputs and D outputs in their own order.
+    come in the kernel order of `down`'s inputs, so that what the first map leaves is what the second one
+    takes. `down` has F inputs and D outputs in their own order.
     """
 
     gate_up: TiledWeights
@@ -39,8 +39,8 @@ def tile_experts(
 ) -> TiledExperts:
     """Tiles published weights: gate_up [E, 2, F, D/2 …], down [E, D, F/2 …].
 
-    Each map's scales are stored narrow where they fit and wide where they do not. To find out takes the values
-    on the host; under `jit`, or to tile many layers alike, give `wide` (for gate_up, for down).
+    Each map's scales are stored narrow where they fit and wide where they do not. To find out takes the
+    values on the host; under `jit`, or to tile many layers alike, give `wide` (for gate_up, for down).
     """
     if wide is None:
         wide = (
@@ -77,9 +77,9 @@ def feature_columns(inner: int) -> np.ndarray:
     features = np.full(lane_blocks * LANES, inner, np.int32)
     order = tiled.kernel_order(inner)
     features[: order.size] = np.minimum(order, inner)
-    features = features.reshape(lane_blocks, LANES)
-    ups = np.where(features < inner, inner + features, 2 * inner)
-    gates = np.where(features < inner, features, 2 * inner)
+    by_block = features.reshape(lane_blocks, LANES)
+    ups = np.where(by_block < inner, inner + by_block, 2 * inner)
+    gates = np.where(by_block < inner, by_block, 2 * inner)
     return np.stack([gates, ups], axis=1).reshape(-1)
 
 

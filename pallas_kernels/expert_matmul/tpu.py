@@ -1,14 +1,15 @@
-"""The experts of one layer on a TPU: one kernel for both maps, which reads every weight once per tile of rows.
+"""The experts of one layer on a TPU: one kernel for both maps, which reads weights once per tile of rows.
 
 A grid step is a tile: some rows and their expert. While a tile is computed, all weights of the next tile's
-expert arrive in VMEM, in chunks of lane blocks, so that computing and reading overlap over a whole expert. The
-gate and up map comes first; the activation stays in VMEM for the down map. An expert without tokens has no tile
-and costs nothing. Where a device has two cores (v5p), they take turns with the tiles.
+expert arrive in VMEM, in chunks of lane blocks, so that computing and reading overlap over a whole expert.
+The gate and up map comes first; the activation stays in VMEM for the down map. An expert without tokens has
+no tile and costs nothing. Where a device has two cores (v5p), they take turns with the tiles.
 
-Few tokens (`resident`): all of them lie in VMEM, so that nothing but weights moves. Up to 32, an expert is given
-every token, and the route's weights, zero for those it was not chosen by, are multiplied in at the end: that
-takes no longer than its own tokens alone. Of more tokens, an expert's own are picked out by a product with a 0/1
-matrix, and its results are put back by the transposed product, unless it was chosen by more than 32.
+Few tokens (`resident`): all of them lie in VMEM, so that nothing but weights moves. An expert is given every
+token, and the route's weights, zero for those it was not chosen by, are multiplied in at the end: while
+decoding takes the time, that takes hardly longer than its own tokens alone. Where the matrix units would need
+longer (v5e and v5p, more than 32 tokens), an expert's own tokens are picked out by a product with a 0/1
+matrix, and its results are put back by the transposed product, unless more than 32 chose it.
 
 Many tokens (`streamed`): rows are sorted by expert before the kernel and arrive tile by tile; the results are
 gathered by token after it. There each chunk is decoded once for a tile of several hundred rows.
@@ -44,8 +45,12 @@ CORES: dict[Chip, int] = {"v5e": 1, "v5p": 2, "v6e": 1, "7x": 1}
 
 
 class Plan(NamedTuple):
-    """How the kernel is cut: the rows of a tile; how many of them are computed while weights are decoded, the
-    smallest number that suffices; lane blocks of a chunk of the gate and up map (even) and of the down map."""
+    """How the kernel is cut.
+
+    `rows` of a tile. `first`: numbers of rows that are computed while weights are decoded, of which the
+    smallest that suffices is taken; the last is also the size of the parts in which further rows follow.
+    Lane blocks of a chunk of the gate and up map (an even number) and of the down map.
+    """
 
     rows: int
     first: tuple[int, ...]
@@ -59,13 +64,15 @@ def plan_for(num_tokens: int, rows_per_expert: float, chip: Chip) -> Plan:
         if rows_per_expert <= 96:
             return Plan(128, (32, 64, 96, 128), 4, 4)
         # The larger the matrix unit, the more rows it takes to outweigh the decoding.
-        return Plan(512, (32, 64, 128, 256), 6, 6) if chip in ("v6e", "7x") else Plan(512, (32, 64, 128), 4, 4)
+        return (
+            Plan(512, (32, 64, 128, 256), 6, 6) if chip in ("v6e", "7x") else Plan(512, (32, 64, 128), 4, 4)
+        )
     rows = 32
     if num_tokens <= MOST_RESIDENT_TOKENS:
         rows = max(16, 1 << (max(1, num_tokens) - 1).bit_length())
-    # 7x reads so fast that its vector unit is just in time if no lane block is computed in vain (46 and 23 are
-    # all there are) and little drains in between. The others have time for shorter code, and for chunks that
-    # keep the first tile waiting less.
+    # 7x reads so fast that its vector unit is just in time if no lane block is computed in vain (46 and 23
+    # are all there are) and little drains in between. The others have time for shorter code, and for chunks
+    # that keep the first tile waiting less.
     if chip == "7x":
         return Plan(rows, (rows,), 46, 23)
     if chip == "v6e":
@@ -210,7 +217,9 @@ class Map(NamedTuple):
     @classmethod
     def of(cls, weights: TiledWeights, blocks: int, interpret: Any) -> Map:
         """Reads it off the weights."""
-        return cls(weights.inputs, weights.form, weights.wide, weights.codes.shape[1], blocks, bool(interpret))
+        return cls(
+            weights.inputs, weights.form, weights.wide, weights.codes.shape[1], blocks, bool(interpret)
+        )
 
     @property
     def chunks(self) -> int:
@@ -420,9 +429,11 @@ def _streamed_body(
     in_one_part = plan.rows == part
     whole_parts, rest = jax.lax.div(tile.count, part), jax.lax.rem(tile.count, part)
 
-    def in_parts(linear: Map, source: Any, block: Block, store: Callable[[Any, int, jax.Array], None]) -> None:
-        """Multiplies the rows part by part. The first part decodes, and the larger it is the better that hides;
-        the others use what was decoded then."""
+    def in_parts(
+        linear: Map, source: Any, block: Block, store: Callable[[Any, int, jax.Array], None]
+    ) -> None:
+        """Multiplies the rows part by part. The first part decodes, and the larger it is the better that
+        hides; the others use what was decoded then."""
         stored = tiled.padded_inputs(linear.inputs)
         keep = None if in_one_part else decoded.at[:stored, : block.codes.shape[0] * LANES]
 
@@ -505,7 +516,10 @@ def _exact_product(placed: jax.Array, result: jax.Array) -> jax.Array:
     # Two bfloat16 numbers hold 16 bits of a result, far more than the sum keeps in the end.
     high = result.astype(jnp.bfloat16)
     low = (result - high.astype(jnp.float32)).astype(jnp.bfloat16)
-    return sum(jnp.dot(placed, part, preferred_element_type=jnp.float32) for part in (high, low))
+    high_product, low_product = (
+        jnp.dot(placed, part, preferred_element_type=jnp.float32) for part in (high, low)
+    )
+    return high_product + low_product
 
 
 def _lanes(chunk: Any, blocks: int, result: jax.Array) -> Any:

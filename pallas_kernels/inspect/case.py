@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 Model = Literal["20b", "120b"]
@@ -25,13 +24,14 @@ STEP_CONTEXT = 8192
 class Call:
     """One call of a kernel: `fn(*args)` is compiled, `scalars` decide what it executes.
 
+    args: `jax.ShapeDtypeStruct`s, in whatever pytrees `fn` takes.
     scalars: the values of the compiled call's first operands, in order: grid sizes that are not constants,
     then prefetched arrays. They stand for what other code computes on the device; `args` gives only their
     shapes.
     """
 
     fn: Callable[..., Any]
-    args: Sequence[jax.ShapeDtypeStruct]
+    args: Sequence[Any]
     scalars: Sequence[np.ndarray | int]
 
 

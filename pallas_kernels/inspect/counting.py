@@ -124,7 +124,7 @@ class KernelCount:
 
 def count(
     fn: Callable[..., Any],
-    args: Sequence[jax.ShapeDtypeStruct],
+    args: Sequence[Any],
     chip: Chip,
     kernel: str,
     scalars: Sequence[np.ndarray | int] | None = None,

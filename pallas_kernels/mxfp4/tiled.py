@@ -9,15 +9,15 @@ weights in one 32-bit addition. So weights are stored such that this costs the f
   within a half, row 4r + b is input 32b + r, so the four bytes of a word belong to four blocks and a word of
   four scales is added as it stands. What is left after the last run comes in tails of 64 in their own order.
 * Codes are int32 words [rows/8, 128], in one of two forms.
-* Form `e5m2` (v5e, v5p, v6e): byte b of word r holds two weights of input row 4r + b: one of the first half (or
-  block) with its sign in bit 7 and its magnitude in bits 3..1, one of the second with its sign in bit 0 and its
-  magnitude in bits 6..4. Magnitudes are renumbered so that they are
+* Form `e5m2` (v5e, v5p, v6e): byte b of word r holds two weights of input row 4r + b: one of the first half
+  (or block) with its sign in bit 7 and its magnitude in bits 3..1, one of the second with its sign in bit 0
+  and its magnitude in bits 6..4. Magnitudes are renumbered so that they are
   exponent and mantissa bits of e5m2: 0.5→0, 0→1, 1→2, 1.5→3, 2→4, 3→5, 4→6, 6→7; 1 would be 0.75, which
   MXFP4 does not have, and is set to zero after decoding.
 * Form `fp4` (7x, whose vector unit knows float4_e2m1fn): bits 4i to 4i + 3 of word r are row 8r + i.
 
-Scales are int32 words [rows, 128]: for each half of a run one row, byte b for block b; for each tail two rows,
-one block's scale in all four bytes. Two encodings of a scale s:
+Scales are int32 words [rows, 128]: for each half of a run one row, byte b for block b; for each tail two
+rows, one block's scale in all four bytes. Two encodings of a scale s:
 
 * *narrow*: 4·q (form `e5m2`) or 4·(q − 14) (form `fp4`, words summed with borrows), q = s − base in 1…27,
   base one number per column. The column's dot product is then multiplied by 2^(base − 113).
@@ -73,9 +73,9 @@ _CODES = np.array([1, 0, 2, 3, 4, 5, 6, 7], np.uint8)
 class TiledWeights:
     """A linear map of K inputs to N outputs, tiled. C = ⌈N/128⌉ lane blocks; K' is K rounded up to 64.
 
-    `codes` int32 [..., C, K'/8, 128]; `scales` int32 [..., C, R, 128], R as `scale_rows` says; `columns` float32
-    [..., C, 2, 128]: what each column's dot product is multiplied by (1 where scales are wide), and the bias
-    that is then added. `inputs` is K; `form` and `wide` say how codes and scales are encoded.
+    `codes` int32 [..., C, K'/8, 128]; `scales` int32 [..., C, R, 128], R as `scale_rows` says; `columns`
+    float32 [..., C, 2, 128]: what each column's dot product is multiplied by (1 where scales are wide), and
+    the bias that is then added. `inputs` is K; `form` and `wide` say how codes and scales are encoded.
     """
 
     codes: jax.Array
@@ -128,8 +128,8 @@ def tile(
 ) -> TiledWeights:
     """Tiles published weights: blocks uint8 [..., N, K/2], scales uint8 [..., N, K/32], bias [..., N].
 
-    Narrow scales need `fits_narrow`; otherwise the result is meaningless. Raises ValueError if K is no multiple
-    of 32.
+    Narrow scales need `fits_narrow`; otherwise the result is meaningless. Raises ValueError if K is no
+    multiple of 32.
     """
     *batch, outputs, half = blocks.shape
     inputs = 2 * half
@@ -180,7 +180,9 @@ def untile(weights: TiledWeights, outputs: int) -> tuple[jax.Array, jax.Array]:
     blocks = codes[..., 0::2] | codes[..., 1::2] << 4
 
     scale_words = _from_lane_blocks(weights.scales)
-    fields = _fields_of_words(scale_words, inputs, signed=not weights.wide)[..., :outputs, : inputs // BLOCK_SIZE]
+    fields = _fields_of_words(scale_words, inputs, signed=not weights.wide)[
+        ..., :outputs, : inputs // BLOCK_SIZE
+    ]
     if weights.wide:
         scales = fields
     else:
@@ -253,7 +255,9 @@ def _scale_words(fields: jax.Array, inputs: int) -> jax.Array:
     tails = jnp.broadcast_to(fields[..., in_runs:, None], (*fields.shape[:-1], fields.shape[-1] - in_runs, 4))
     bytes_of_words = jnp.concatenate([halves, tails], axis=-2)
     # A sum, not an or: negative fields borrow from the next byte, as the kernel's addition gives it back.
-    words = (bytes_of_words * jnp.array([1, 1 << 8, 1 << 16, 1 << 24], jnp.int32)).sum(axis=-1, dtype=jnp.int32)
+    words = (bytes_of_words * jnp.array([1, 1 << 8, 1 << 16, 1 << 24], jnp.int32)).sum(
+        axis=-1, dtype=jnp.int32
+    )
     missing = scale_rows(inputs) - words.shape[-1]
     return jnp.pad(words, [(0, 0)] * (words.ndim - 1) + [(0, missing)])
 
