@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.expert_matmul import TiledExperts, expert_mlp
 from pallas_kernels.expert_matmul.cases import EXPERTS_PER_TOKEN, HIDDEN, SWIGLU_LIMIT, tiled_shapes
-from pallas_kernels.expert_matmul.tpu import MOST_RESIDENT_TOKENS
+from pallas_kernels.expert_matmul.tpu import MOST_RESIDENT_TOKENS, plan_for
 from pallas_kernels.inspect.chips import facts
 from pallas_kernels.mxfp4.tiled import LANES
 from pallas_kernels.platform import CHIPS, Chip, using
@@ -22,7 +22,6 @@ pytest.importorskip("libtpu", reason="the TPU compiler (libtpu) is not installed
 EIGHT = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4", "7x": "tpu7x:2x2x1"}
 """Eight devices of each generation."""
 
-PREFILL_TILE = 256
 MIB = 2**20
 
 
@@ -63,7 +62,9 @@ def check_compiled(chip: Chip, num_experts: int, devices: int, tokens: int, *, w
     held = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(experts)) / devices
     rows = tokens * (EXPERTS_PER_TOKEN + 2)
     if tokens > MOST_RESIDENT_TOKENS:
-        rows += schedule_rows(tokens * EXPERTS_PER_TOKEN, num_experts // devices, PREFILL_TILE)
+        local = num_experts // devices
+        pairs_in_all = tokens * EXPERTS_PER_TOKEN
+        rows += schedule_rows(pairs_in_all, local, plan_for(tokens, pairs_in_all / local, chip).rows)
     activations = rows * (HIDDEN + LANES) * 6
     assert memory.temp_size_in_bytes < activations + 4 * MIB
     assert memory.argument_size_in_bytes < 1.001 * held + activations

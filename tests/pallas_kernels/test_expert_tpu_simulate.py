@@ -35,8 +35,8 @@ def test_no_races_and_nothing_out_of_bounds(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    plan = tpu.plan_for(tokens, chip)._replace(**changes)
-    monkeypatch.setattr(tpu, "plan_for", lambda *_: plan)
+    plan_for = tpu.plan_for
+    monkeypatch.setattr(tpu, "plan_for", lambda *given: plan_for(*given)._replace(**changes))
     generator = np.random.default_rng(tokens)
     hidden, inner = (160, 288) if changes.get("down_blocks") else (64, 96)
     maps = random_maps(generator, experts, hidden, inner)
