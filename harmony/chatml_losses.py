@@ -40,7 +40,8 @@ LOST_IN_CHATML: Mapping[Loss, str] = {
     "instructions": "whether a text stands in a system or a developer message, as its instructions or beside "
     "them",
     "tools": "namespaces other than `functions`, that one's description, functions that no request can "
-    "define (by their names or schemas), and where functions are defined if not in the first developer message",
+    "define (by their names or schemas), and where functions are defined if not in the first developer "
+    "message",
     "formats": "response formats",
     "header": "authors' names; content types; channels other than `analysis`, `commentary` and `final`, and "
     "of calls and results any but `commentary`; recipients other than functions of calls and `assistant` of "

@@ -87,6 +87,11 @@ class _Content:
     def add_text(self, text: str) -> ContentDelta:
         """Adds text, which is not empty."""
         self.texts.append(text)
+        return self.last_texts(1)
+
+    def last_texts(self, count: int) -> ContentDelta:
+        """The texts that were added last, as one event."""
+        text = self.texts[-1] if count == 1 else "".join(self.texts[-count:])
         return _new(ContentDelta, (self.number, text, self.channel, self.recipient, self.content_type))
 
     def message(self) -> Message:
@@ -123,6 +128,7 @@ class RecoveringParser:
         # Both None: between messages. Both set: a `<|channel|>` inside content may have begun a header.
         self._header: _Header | None = None if role is None else _Header(0, role)
         self._content: _Content | None = None
+        self._plain: _Content | None = None  # as `_whole_text_goes_to` says, kept for the next `feed`
 
     @property
     def completion(self) -> ParsedCompletion:
@@ -133,25 +139,26 @@ class RecoveringParser:
     def feed(self, tokens: Iterable[int]) -> list[Event]:
         """Takes tokens and returns what happened, the text between two other events as one delta."""
         texts, size = self._texts, self._size
-        content = self._whole_text_goes_to()
+        content = self._plain
         events: list[Event] = []
         self._events = events
-        run: list[str] = []
+        added = 0  # tokens since the last event whose texts are in the content
         for token in tokens:
             text = texts[token] if 0 <= token < size else None
             if text is not None and content is not None:
-                run.append(text)
+                content.texts.append(text)
+                added += 1
             else:
-                if run and content is not None:
-                    self._position += len(run)
-                    events.append(content.add_text("".join(run)))
-                    run.clear()
+                if added and content is not None:
+                    self._position += added
+                    events.append(content.last_texts(added))
+                    added = 0
                 self._take(token)
                 self._position += 1
-                content = self._whole_text_goes_to()
-        if run and content is not None:
-            self._position += len(run)
-            events.append(content.add_text("".join(run)))
+                content = self._plain = self._whole_text_goes_to()
+        if added and content is not None:
+            self._position += added
+            events.append(content.last_texts(added))
         return events
 
     def _whole_text_goes_to(self) -> _Content | None:
@@ -163,6 +170,7 @@ class RecoveringParser:
         """Ends the stream; an open message is finished as it is."""
         events: list[Event] = []
         self._events = events
+        self._plain = None
         if self._content is not None and self._header is not None:
             self._give_up_header(self._content, self._header)
         if self._content is not None:

@@ -220,10 +220,11 @@ def processed(parser: Any, tokens: Sequence[int]) -> list[str]:
 
 def fed(parser: harmony.RecoveringParser, steps: Sequence[Sequence[int]]) -> list[str]:
     """The deltas among the events of the tokens of each step of a sampling loop."""
+    delta = harmony.ContentDelta
     deltas = []
     for tokens in steps:
         for event in parser.feed(tokens):
-            if type(event) is harmony.ContentDelta:
+            if type(event) is delta:
                 deltas.append(event.text)
     return deltas
 
