@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention import decode_pages, decode_ring, prefill_pages
+from pallas_kernels.attention import decode_pages, decode_ring, prefill_pages, store_entries
 from pallas_kernels.attention.layout import entry_layout
 from pallas_kernels.attention.tpu_pages import TOKENS_PER_TILE, page_blocks
 from pallas_kernels.attention.tpu_ring import ring_sequences
@@ -19,7 +19,7 @@ HEADS, KV_HEADS, HEAD_SIZE, WINDOW = 64, 8, 64, 128
 PAGE = 128
 _UNITS, _ROWS, _LANES = entry_layout(KV_HEADS, HEAD_SIZE)
 _LAYERS: dict[Model, int] = {"20b": 12, "120b": 18}
-"""Layers of each kind."""
+"""Layers of each kind, full and sliding."""
 _POOL = 64 * 64
 """Pages in the pool: as large as an engine's, so that the compiler does not move it into VMEM."""
 _RINGS = 1024
@@ -38,7 +38,11 @@ def cases(chip: Chip) -> list[Case]:
         for batch in STEP_BATCHES:
             if model == "20b":
                 found.append(_pages(chip, model, batch, 1024))
-            found += [_pages(chip, model, batch, STEP_CONTEXT), _ring(chip, model, batch)]
+            found += [
+                _pages(chip, model, batch, STEP_CONTEXT),
+                _ring(chip, model, batch),
+                _store(model, batch),
+            ]
     return found
 
 
@@ -142,4 +146,29 @@ def _ring(chip: Chip, model: Model, batch: int) -> Case:
         flops=batch * WINDOW * HEADS * HEAD_SIZE * 4,
         batch=batch,
         step_calls=_LAYERS[model],
+    )
+
+
+def _store(model: Model, batch: int) -> Case:
+    shapes = [
+        ((_POOL, _UNITS, _ROWS, PAGE, _LANES), jnp.bfloat16),
+        ((batch, _UNITS, _ROWS, _LANES), jnp.bfloat16),
+        ((batch,), jnp.int32),
+        ((batch,), jnp.int32),
+    ]
+    args = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    generator = np.random.default_rng(0)
+    pages = generator.permutation(_POOL)[:batch].astype(np.int32)
+    rows = generator.integers(0, PAGE, batch, dtype=np.int32)
+    return Case(
+        operation="attention",
+        name=f"store {batch}",
+        model=model,
+        kernel="store_entries",
+        build=lambda: Call(store_entries, args, [pages, rows]),
+        grid_steps=1,
+        floor_bytes=batch * _ROW_BYTES,
+        flops=0,
+        batch=batch,
+        step_calls=2 * _LAYERS[model],
     )
