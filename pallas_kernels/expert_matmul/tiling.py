@@ -47,10 +47,23 @@ def tile_experts(
             not bool(tiled.fits_narrow(gate_up.blocks, gate_up.scales)),
             not bool(tiled.fits_narrow(down.blocks, down.scales)),
         )
-    return TiledExperts(
-        gate_up=tiled.tile(*(_paired(part) for part in gate_up), form=form, wide=wide[0]),
-        down=tiled.tile(*down, form=form, wide=wide[1]),
-    )
+    return _tile_each(gate_up, down, form, wide)
+
+
+@functools.partial(jax.jit, static_argnames=("form", "wide"))
+def _tile_each(
+    gate_up: PackedLinear, down: PackedLinear, form: Form, wide: tuple[bool, bool]
+) -> TiledExperts:
+    """One expert at a time: a layer's codes, unpacked all at once, would not fit beside a model."""
+
+    def one(maps: tuple[PackedLinear, PackedLinear]) -> TiledExperts:
+        gate_up, down = maps
+        return TiledExperts(
+            gate_up=tiled.tile(*(_paired(part) for part in gate_up), form=form, wide=wide[0]),
+            down=tiled.tile(*down, form=form, wide=wide[1]),
+        )
+
+    return jax.lax.map(one, (gate_up, down))
 
 
 def untile_experts(experts: TiledExperts) -> tuple[PackedLinear, PackedLinear]:
@@ -84,10 +97,9 @@ def feature_columns(inner: int) -> np.ndarray:
 
 
 def _paired(rows: jax.Array) -> jax.Array:
-    """[E, 2, F, …] → [E, columns, …], padding zero."""
-    experts, _, inner = rows.shape[:3]
-    flat = rows.reshape(experts, 2 * inner, *rows.shape[3:])
-    return flat.at[:, feature_columns(inner)].get(mode="fill", fill_value=0)
+    """[2, F, …] → [columns, …], padding zero."""
+    flat = rows.reshape(2 * rows.shape[1], *rows.shape[2:])
+    return flat.at[feature_columns(rows.shape[1])].get(mode="fill", fill_value=0)
 
 
 def _bias(weights: TiledWeights) -> jax.Array:
