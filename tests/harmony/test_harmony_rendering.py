@@ -251,7 +251,10 @@ def test_schemas_are_rendered_to_a_depth_of_128_and_refused_beyond(
 def test_circles_and_deep_response_formats_are_refused_too(encoding: HarmonyEncoding) -> None:
     circle: dict[str, Any] = {"type": "array"}
     circle["items"] = circle
-    for schema in (circle, nested("items", 500)):
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = NESTING["items"](deep)
+    for schema in (circle, deep):
         developer = DeveloperContent.new().with_response_format("answer", {})
         assert developer.response_formats
         developer.response_formats[0].json_schema = schema
