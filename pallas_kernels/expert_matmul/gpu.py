@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_kernels.expert_matmul.gpu_decoding import BYTES_PER_BLOCK, decode
+from pallas_kernels.expert_matmul.gpu_decoding import BYTES_PER_BLOCK, LARGEST_NEAR, decode
 from pallas_kernels.expert_matmul.reference import PackedLinear, clamped_swiglu
 from pallas_kernels.routing import Route, Schedule, schedule_tiles
 
@@ -247,16 +247,23 @@ def _product(
     def load_scales(step: jax.Array | int) -> jax.Array:
         return weights.load(scales, step * scales_per_step + jnp.arange(scales_per_step))
 
-    def run_step(step: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        total, step_scales = carried
-        next_scales = load_scales(step + 1)
-        places = step * plan.step + jnp.arange(plan.step)
-        decoded = decode(weights.load(blocks, places), step_scales, interpret=interpret)
-        for half, codes in enumerate(decoded):
-            for part in _bfloat16_parts(load(half, places)):
-                total += jnp.dot(codes, part.T, preferred_element_type=jnp.float32)
-        return total, next_scales
+    def run(far: bool) -> tuple[jax.Array, jax.Array]:
+        """The product, and the largest scale of each row."""
 
-    zeros = jnp.zeros((plan.features, plan.rows), jnp.float32)
-    total, _ = jax.lax.fori_loop(*steps, run_step, (zeros, load_scales(steps[0])))
-    return total
+        def run_step(step: jax.Array, carried: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            total, largest, step_scales = carried
+            next_scales = load_scales(step + 1)
+            places = step * plan.step + jnp.arange(plan.step)
+            codes = weights.load(blocks, places)
+            for half, decoded in enumerate(decode(codes, step_scales, far=far, interpret=interpret)):
+                for part in _bfloat16_parts(load(half, places)):
+                    total += jnp.dot(decoded, part.T, preferred_element_type=jnp.float32)
+            return total, jnp.maximum(largest, step_scales.astype(jnp.int32)), next_scales
+
+        zeros = jnp.zeros((plan.features, plan.rows), jnp.float32)
+        none = jnp.zeros((plan.features, scales_per_step), jnp.int32)
+        total, largest, _ = jax.lax.fori_loop(*steps, run_step, (zeros, none, load_scales(steps[0])))
+        return total, largest
+
+    total, largest = run(far=False)
+    return jax.lax.cond(jnp.max(largest) > LARGEST_NEAR, lambda: run(far=True)[0], lambda: total)

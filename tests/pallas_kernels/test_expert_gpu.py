@@ -65,6 +65,9 @@ def check(tokens: int, experts: int, active: int, hidden: int, inner: int, dtype
         chosen[generator.random(tokens) < 0.2] = experts
     route = Route(chosen, generator.dirichlet(np.ones(active), tokens).astype(np.float32))
     gate_up, down = random_maps(generator, experts, hidden, inner)
+    if style == "far":
+        gate_up.scales[0, 1, 3, 1] = 131
+        down.scales[-1, 5, 0] = gpu_decoding.LARGEST_NEAR + 1
 
     def run(*arguments: object) -> jax.Array:
         with using("reference"):
@@ -94,6 +97,7 @@ def check(tokens: int, experts: int, active: int, hidden: int, inner: int, dtype
         (64, 6, 2, 32, 160, "any", ml_dtypes.bfloat16),
         (33, 5, 2, 288, 64, "one", ml_dtypes.bfloat16),
         (300, 6, 3, 64, 32, "any", np.float32),
+        (7, 3, 2, 64, 32, "far", np.float32),
         (300, 2, 1, 64, 32, "any", ml_dtypes.bfloat16),
     ],
 )
@@ -103,12 +107,16 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(
     check(tokens, experts, active, hidden, inner, dtype, style)
 
 
-def test_interpreted_decoding_is_exact_for_every_pair_of_codes_under_every_scale() -> None:
+FAR = pytest.mark.parametrize("far", [False, True])
+
+
+@FAR
+def test_interpreted_decoding_is_exact_for_every_pair_of_codes_under_every_scale(far: bool) -> None:
     codes = np.arange(16, dtype=np.uint8)
     pairs = (codes[:, None] | codes[None, :] << 4).reshape(-1)
-    scales = np.arange(256, dtype=np.uint8)
-    blocks = np.tile(pairs.reshape(16, 16), (256, 1))
-    even, odd = gpu_decoding.decode(blocks, np.repeat(scales, 16)[:, None], interpret=True)
+    scales = np.arange(256 if far else gpu_decoding.LARGEST_NEAR + 1).astype(np.uint8)
+    blocks = np.tile(pairs.reshape(16, 16), (len(scales), 1))
+    even, odd = gpu_decoding.decode(blocks, np.repeat(scales, 16)[:, None], far=far, interpret=True)
     weights = unpack(blocks, np.repeat(scales, 16)[:, None])
     with np.errstate(over="ignore"):
         expected = weights.astype(ml_dtypes.bfloat16)
@@ -163,15 +171,17 @@ def run_ptx(code: str, registers: dict[str, np.ndarray]) -> dict[str, np.ndarray
     return registers
 
 
+@FAR
 @pytest.mark.parametrize("high", [False, True])
-def test_the_ptx_decodes_every_byte_under_every_scale_exactly(high: bool) -> None:
-    scales, first = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
+def test_the_ptx_decodes_every_byte_under_every_scale_exactly(high: bool, far: bool) -> None:
+    last = 255 if far else gpu_decoding.LARGEST_NEAR
+    scales, first = np.meshgrid(np.arange(last + 1).astype(np.uint8), np.arange(256, dtype=np.uint8))
     # Four bytes a lane; every byte value comes in every place.
     blocks = np.stack([first, first ^ 0x5A, first + np.uint8(77), 255 - first], axis=-1)
-    factors = np.asarray(gpu_decoding.multipliers(jnp.asarray(scales))).view(np.uint16).astype(np.uint32)
+    factors = np.asarray(gpu_decoding.multipliers(jnp.asarray(scales), far)).view(np.uint16).astype(np.uint32)
     words = np.ascontiguousarray(blocks).view("<u4")[..., 0].astype(np.uint32)
     registers = run_ptx(
-        gpu_decoding.ptx(high), {"$2": words, "$3": factors * 0x10001, "$4": factors * 0x10001}
+        gpu_decoding.ptx(high, far), {"$2": words, "$3": factors * 0x10001, "$4": factors * 0x10001}
     )
     got = np.stack([registers["$0"], registers["$1"]], axis=-1).astype("<u4").view("<u2")
     codes = blocks >> 4 if high else blocks & 15

@@ -35,8 +35,8 @@ def test_without_a_gpu_it_checks_interpreted_kernels_and_says_that_no_figure_exi
     monkeypatch.setattr(run.checks, "check_experts", lambda *_, interpret: [Check("experts", 0.5, interpret)])
     assert run.run_without_gpu() == 0
     *lines, built, last = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and all(line.endswith(" ok") for line in lines)
-    assert built.startswith("Experts and attention ")
+    assert len(lines) == 5 and all(line.endswith(" ok") for line in lines)
+    assert built.startswith("Experts, routing and attention ")
     assert last == "There is no GPU here: kernels ran interpreted, nothing was timed, and no figure exists."
 
 

@@ -38,19 +38,19 @@ class Check:
         return self.error <= self.limit
 
 
-def check_decoding(*, interpret: bool) -> Check:
+def check_decoding(far: bool, *, interpret: bool) -> Check:
     """Every byte of codes under every scale, bit by bit; counts the weights that differ."""
-    scales = jnp.arange(256, dtype=jnp.uint8)[:, None]
-    blocks = jnp.broadcast_to(jnp.arange(256, dtype=jnp.uint8), (256, 256))
+    last = 255 if far else gpu_decoding.LARGEST_NEAR
+    scales = jnp.minimum(jnp.arange(256), last).astype(jnp.uint8)[:, None]
     scales = jnp.broadcast_to(scales, (256, 256 // gpu_decoding.BYTES_PER_BLOCK))
+    blocks = jnp.broadcast_to(jnp.arange(256, dtype=jnp.uint8), (256, 256))
 
     def kernel(blocks: Any, scales: Any, even: Any, odd: Any) -> None:
         rows = pl.program_id(0) * 16 + jnp.arange(16)[:, None]
         codes = plgpu.load(blocks.at[rows, jnp.arange(256)[None, :]])
         factors = plgpu.load(scales.at[rows, jnp.arange(16)[None, :]])
-        for half, out in zip(
-            gpu_decoding.decode(codes, factors, interpret=interpret), (even, odd), strict=True
-        ):
+        halves = gpu_decoding.decode(codes, factors, far=far, interpret=interpret)
+        for half, out in zip(halves, (even, odd), strict=True):
             plgpu.store(out.at[rows, jnp.arange(256)[None, :]], half)
 
     halves = pl.pallas_call(
@@ -64,7 +64,7 @@ def check_decoding(*, interpret: bool) -> Check:
     expected = mxfp4.decode(blocks, scales, jnp.bfloat16)
     got = np.stack([np.asarray(half) for half in halves], axis=-1).reshape(256, 512)
     differ = got.view(np.uint16) != np.asarray(expected).view(np.uint16)
-    return Check("decoding of every code and scale", float(differ.sum()), 0)
+    return Check(f"decoding of every code, scales to {last}", float(differ.sum()), 0)
 
 
 def check_routing(model: Model, tokens: int, *, interpret: bool) -> Check:

@@ -52,10 +52,11 @@ device_description_str: "NVIDIA H200"
 def lower_for_hopper(function: Callable[..., Any], *arguments: Any) -> str:
     """The StableHLO of `function` on `arguments` (arrays or their shapes), kernels lowered for an H200."""
     device = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
-    mesh = AbstractMesh((1,), ("gpu",), axis_types=(AxisType.Explicit,), abstract_device=device)
+    mesh = AbstractMesh((1,), ("gpu",), axis_types=(AxisType.Auto,), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+        traced = jax.jit(function).trace(*_on(mesh, arguments))
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def can_compile() -> bool:
@@ -70,10 +71,14 @@ def compile_for_hopper(function: Callable[..., Any], *arguments: Any) -> jax.sta
     """
     topology = topologies.get_topology_desc("H200", platform="cuda", target_config=_H200, topology="1x1x1")
     mesh = Mesh(np.array(topology.devices[:1]), ("gpu",))
-    sharding = NamedSharding(mesh, PartitionSpec())
-    shapes = jax.tree.map(
-        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding), arguments
-    )
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return jax.jit(function).lower(*shapes).compile()
+        return jax.jit(function).lower(*_on(mesh, arguments)).compile()
+
+
+def _on(mesh: Mesh | AbstractMesh, arguments: Any) -> Any:
+    """The shapes of arrays that lie on a mesh, whole on each of its devices."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding), arguments
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import platform as host
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gptoss_jax.bench.kernels import attention, ceilings, checks, hopper, programs
@@ -74,18 +76,22 @@ def main() -> int:
 
 def run_without_gpu() -> int:
     """Checks the kernels interpreted at a small size; lowers, and if possible compiles, them for an H200."""
-    done = [checks.check_decoding(interpret=True), checks.check_routing(SMALL, 21, interpret=True)]
+    done = [checks.check_decoding(far, interpret=True) for far in (False, True)]
+    done.append(checks.check_routing(SMALL, 21, interpret=True))
     done += checks.check_experts(SMALL, 21, interpret=True)
     done += [case.check(interpret=True) for case in INTERPRETED_ATTENTION]
     _print_checks(done)
     build = hopper.compile_for_hopper if hopper.can_compile() else hopper.lower_for_hopper
     for model in MODELS:
         for tokens in (*DECODE, PREFILL):
-            build(programs.experts, *programs.shapes(model, tokens))
+            x, route, maps = programs.shapes(model, tokens)
+            build(programs.experts, x, route, maps)
+            logits = jax.ShapeDtypeStruct((tokens, model.experts), jnp.float32)
+            build(functools.partial(programs.routing, tile=16), logits)
     for case in ATTENTION:
         build(case.run("gpu"), *jax.eval_shape(case.inputs, jax.random.key(0)))
-    verb = "compiled" if hopper.can_compile() else "lowered"
-    print(f"Experts and attention {verb} for an H200 at the shapes of {', '.join(m.name for m in MODELS)}.")
+    verb, names = "compiled" if hopper.can_compile() else "lowered", ", ".join(m.name for m in MODELS)
+    print(f"Experts, routing and attention {verb} for an H200 at the shapes of {names}.")
     print("There is no GPU here: kernels ran interpreted, nothing was timed, and no figure exists.")
     return 0 if all(check.passed for check in done) else 1
 
@@ -94,7 +100,7 @@ def run_on_gpu(options: argparse.Namespace) -> int:
     """Checks, times, prints the table last."""
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}, Python {host.python_version()}", flush=True)
-    done = [checks.check_decoding(interpret=False)]
+    done = [checks.check_decoding(far, interpret=False) for far in (False, True)]
     for model in MODELS:
         for tokens in (*DECODE, PREFILL):
             done.append(checks.check_routing(model, tokens, interpret=False))
@@ -179,7 +185,7 @@ def _time_routing(model: Model, tokens: int, limits: dict[str, float]) -> Figure
     tile = gpu.plan_for(tokens * ACTIVE, model.experts).rows
     keys = jax.random.split(jax.random.key(tokens), CALLS)
     inputs = [(jax.random.normal(key, (tokens, model.experts)),) for key in keys]
-    timing = time_calls(lambda logits: programs.routing(logits, tile), inputs)
+    timing = time_calls(functools.partial(programs.routing, tile=tile), inputs)
     floor = 4 * tokens * (model.experts + 3 * ACTIVE) / limits["bytes"]
     return Figure(model.name, tokens, "routing and schedule", timing, floor, 0.0)
 
