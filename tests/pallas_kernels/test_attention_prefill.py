@@ -39,12 +39,12 @@ class Chunk:
     dtype: str = "float32"
     sink: float | None = None
     seed: int = 0
+    room: int = 72
 
     def tokens(self) -> tuple[np.ndarray, ...]:
         """Queries, keys, values, sinks of every token up to the last of each row: [B, any, heads, h]."""
         generator = np.random.default_rng(self.seed)
-        longest = max(map(sum, zip(self.firsts, self.counts, strict=True))) + 1
-        shape = (len(self.firsts), longest)
+        shape = (len(self.firsts), self.room)
         q = random(generator, (*shape, self.kv_heads * self.group, self.size), self.dtype, scale=2.0)
         k, v = random(generator, (2, *shape, self.kv_heads, self.size), self.dtype)
         sinks = generator.standard_normal(self.kv_heads * self.group).astype(q.dtype)
@@ -100,14 +100,16 @@ def run_pages(case: Chunk, page: int, mode: str) -> None:
     case.check(out)
 
 
+# Most have the same shapes, and so share a program.
 PAGES = {
     "a whole prompt, and one that ends early": Chunk((0, 0), (40, 17), 40),
-    "behind prefixes that end within a page": Chunk((9, 30, 16), (12, 5, 12), 12),
-    "a row without tokens": Chunk((0, 21), (0, 3), 6),
+    "behind prefixes that end within a page": Chunk((9, 30), (12, 5), 40),
+    "behind a prefix that ends with a page": Chunk((16, 24), (12, 40), 40),
+    "a row without tokens": Chunk((0, 21), (0, 3), 40),
+    "sinks that take everything": Chunk((3, 0), (9, 30), 40, sink=3e4),
+    "sinks that take nothing": Chunk((3, 0), (9, 30), 40, sink=-3e4),
     "one token": Chunk((33, 0), (1, 1), 1),
     "bfloat16, head size 64": Chunk((37, 0), (33, 8), 33, group=8, size=64, dtype="bfloat16"),
-    "sinks that take everything": Chunk((3,), (9,), 9, sink=3e4),
-    "sinks that take nothing": Chunk((3,), (9,), 9, sink=-3e4),
 }
 
 
@@ -127,8 +129,7 @@ def test_a_chunk_sees_the_pages_before_it_and_itself(case: Chunk, mode: str) -> 
 def test_any_chunk_behind_any_prefix_gives_attention_over_pages(
     mode: str, firsts: list[int], counts: list[int], seed: int
 ) -> None:
-    case = Chunk((*firsts, 31), (*counts, 40), 40, seed=seed)  # the last row fixes the shapes
-    run_pages(case, 16, mode)
+    run_pages(Chunk(tuple(firsts), tuple(counts), 40, seed=seed), 8, mode)
 
 
 def run_ring(case: Chunk, width: int, mode: str) -> None:
@@ -150,12 +151,15 @@ def run_ring(case: Chunk, width: int, mode: str) -> None:
 
 
 RINGS = {
-    "the published window": (Chunk((0, 100, 300), (20, 20, 3), 20, window=128, group=8, size=64), 128),
-    "a chunk longer than the window": (Chunk((50, 3), (200, 130), 200, window=8), 8),
+    "the published window": (
+        Chunk((0, 100, 300), (20, 20, 3), 20, window=128, group=8, size=64, room=304),
+        128,
+    ),
+    "a chunk longer than the window": (Chunk((50, 3), (140, 130), 140, window=8, room=200), 8),
     "a window of one, and a ring for more": (Chunk((5, 0), (4, 3), 4, window=1), 3),
-    "a window longer than a block": (Chunk((400, 10), (9, 9), 9, window=129), 140),
+    "a window longer than a block": (Chunk((400, 10), (9, 9), 9, window=129, room=410), 140),
     "a row without tokens": (Chunk((12, 0), (0, 5), 5, window=4), 4),
-    "bfloat16": (Chunk((70, 0), (30, 12), 30, window=16, group=8, size=64, dtype="bfloat16"), 16),
+    "bfloat16": (Chunk((70, 0), (30, 12), 30, window=16, size=64, dtype="bfloat16", room=101), 16),
 }
 
 
@@ -166,9 +170,9 @@ def test_a_chunk_sees_the_ring_before_it_and_itself(case: Chunk, width: int, mod
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("window", [None, 1, 2, 5, 128, 129])
+@pytest.mark.parametrize("window", [None, 1, 5, 129])
 def test_tokens_without_a_cache_see_each_other_within_the_window(window: int | None, mode: str) -> None:
-    case = Chunk((0, 0), (150, 3), 150, window=window)
+    case = Chunk((0, 0), (150, 3), 150, window=window, room=150)
     q, k, v, sinks = case.tokens()
     with using(mode):
         out = prefill(
