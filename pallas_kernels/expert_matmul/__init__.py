@@ -6,12 +6,19 @@ import jax
 
 from pallas_kernels.expert_matmul import gpu, reference, tpu
 from pallas_kernels.expert_matmul.reference import PackedLinear, clamped_swiglu
-from pallas_kernels.expert_matmul.tiling import TiledExperts, form_for, tile_experts, untile_experts
+from pallas_kernels.expert_matmul.tiling import (
+    Arrangement,
+    TiledExperts,
+    form_for,
+    tile_experts,
+    untile_experts,
+)
 from pallas_kernels.mxfp4.tiled import TiledWeights
 from pallas_kernels.platform import choose
 from pallas_kernels.routing import Route
 
 __all__ = [
+    "Arrangement",
     "PackedLinear",
     "TiledExperts",
     "clamped_swiglu",

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from pallas_kernels.expert_matmul.reference import PackedLinear
-from pallas_kernels.expert_matmul.tiling import TiledExperts, form_for, tile_experts
+from pallas_kernels.expert_matmul.tiling import Arrangement, TiledExperts, form_for, tile_experts
 from pallas_kernels.expert_matmul.tpu import CORES, MOST_RESIDENT_TOKENS, Members, Plan, launch, plan_for
 from pallas_kernels.inspect.case import STEP_BATCHES, Call, Case, Model, uniform_routing
 from pallas_kernels.mxfp4.tiled import padded_inputs
@@ -39,7 +39,8 @@ def tiled_shapes(num_experts: int, chip: Chip, *, wide: bool = False) -> TiledEx
         )
         return PackedLinear(*(_array(*array) for array in arrays))
 
-    tile = functools.partial(tile_experts, form=form_for(chip), wide=(wide, wide))
+    arrangement = Arrangement(form_for(chip), wide)
+    tile = functools.partial(tile_experts, form=arrangement.form, arrangements=(arrangement, arrangement))
     return jax.eval_shape(tile, packed(2, INNER, inputs=HIDDEN), packed(HIDDEN, inputs=INNER))
 
 

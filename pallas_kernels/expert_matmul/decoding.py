@@ -21,6 +21,10 @@ _PRODUCT_ROWS = 256
 """Input rows of one product: what the largest matrix unit takes at a time."""
 
 
+_ZEROS: dict[Form, int] = {"e5m2": 2, "fp4": 0, "fp4-": -128}
+"""What a zero's byte is before its scale is added."""
+
+
 class Unit(NamedTuple):
     """Rows of a lane block that are decoded together: the half of a run, or one block of a tail."""
 
@@ -84,8 +88,12 @@ def wide_product(x: Any, codes: Any, scales: Any, *, inputs: int, form: Form) ->
             for byte in range(unit.blocks):
                 own = words & _int32(0xFF << (8 * byte)) if unit.blocks > 1 else words
                 part = product(part_x, pltpu.bitcast(own, WEIGHT_DTYPE))
-                exponents = _shift_right(scale_words, 8 * byte) & 255
-                total += part * pltpu.bitcast(exponents << 23, jnp.float32)
+                scale = _shift_right(scale_words, 8 * byte) & 255
+                # 2^(scale - 127) may be outside of float32's normal range; its two factors never are.
+                low = _shift_right(scale, 1)
+                for exponent in (low + 64, scale - low + 63):
+                    part = part * pltpu.bitcast(exponent << 23, jnp.float32)
+                total += part
         outputs.append(total)
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=1)
 
@@ -119,27 +127,27 @@ def _narrow(codes: Any, scales: Any, block: int, unit: Unit, form: Form, interpr
     row = _scale_row(scales, block, unit.scale_row, interpret)
     shifts = _rows([row] * (unit.rows // (4 * _SUBLANES)))
     weights = pltpu.bitcast(words + shifts, WEIGHT_DTYPE)
-    zero = jnp.int8(2 if form == "e5m2" else 0)
+    zero = jnp.int8(_ZEROS[form])
     return jnp.where(pltpu.bitcast(words, jnp.int8) == zero, jnp.zeros_like(weights), weights)
 
 
 def _unscaled(codes: Any, block: int, unit: Unit, form: Form) -> jax.Array:
     """One unit's code values as e5m2 [rows, 128]."""
     words = _words(codes, block, unit, form)
-    if form == "fp4":
+    if form != "e5m2":
         return pltpu.bitcast(words, WEIGHT_DTYPE)
     weights = pltpu.bitcast(words + _int32(0x38383838), WEIGHT_DTYPE)  # 14 in every exponent
     return jnp.where(pltpu.bitcast(words, jnp.int8) == jnp.int8(2), jnp.zeros_like(weights), weights)
 
 
 def _words(codes: Any, block: int, unit: Unit, form: Form) -> jax.Array:
-    """One unit as int32 [rows/4, 128], a byte per weight: e5m2 before its scale (form e5m2: zeros as 0.75)."""
-    if form == "fp4" and unit.blocks > 1:
+    """One unit as int32 [rows/4, 128], a byte per weight: e5m2 before its scale, zeros as `_ZEROS` says."""
+    if form != "e5m2" and unit.blocks > 1:
         return _from_fp4(codes[block, unit.first // 8 : (unit.first + unit.rows) // 8, :])
     # Units share their words in twos: the halves of a run, the blocks of a tail.
     pair = unit.first - (unit.rows if unit.second else 0)
     words = codes[block, pair // 8 : pair // 8 + unit.rows // 4, :]
-    if form == "fp4":
+    if form != "e5m2":
         both, half = _from_fp4(words), unit.rows // 4
         return both[half:] if unit.second else both[:half]
     if not unit.second:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,38 +30,58 @@ class TiledExperts:
     down: TiledWeights
 
 
+class Arrangement(NamedTuple):
+    """How a map's codes and scales are stored."""
+
+    form: Form
+    wide: bool
+
+
 def form_for(chip: Chip) -> Form:
-    """How a TPU generation wants its codes: 7x has instructions for the type itself."""
+    """How a TPU generation likes its codes best: 7x has instructions for the type itself."""
     return "fp4" if chip == "7x" else "e5m2"
 
 
 def tile_experts(
-    gate_up: PackedLinear, down: PackedLinear, form: Form, *, wide: tuple[bool, bool] | None = None
+    gate_up: PackedLinear,
+    down: PackedLinear,
+    form: Form,
+    *,
+    arrangements: tuple[Arrangement, Arrangement] | None = None,
 ) -> TiledExperts:
     """Tiles published weights: gate_up [E, 2, F, D/2 …], down [E, D, F/2 …].
 
-    Each map's scales are stored narrow where they fit and wide where they do not. To find out takes the
-    values on the host; under `jit`, or to tile many layers alike, give `wide` (for gate_up, for down).
+    Each map is arranged as `form` with narrow scales where that holds its scales, else as `fp4-` for `fp4`
+    where that does, else with wide scales. To find out takes the values on the host; under `jit`, or to tile
+    many layers alike, give the `arrangements` of gate_up and down.
     """
-    if wide is None:
-        wide = (
-            not bool(tiled.fits_narrow(gate_up.blocks, gate_up.scales)),
-            not bool(tiled.fits_narrow(down.blocks, down.scales)),
-        )
-    return _tile_each(gate_up, down, form, wide)
+    maps = [PackedLinear(*(jnp.asarray(array) for array in linear)) for linear in (gate_up, down)]
+    if arrangements is None:
+        arrangements = arrangement_of(maps[0], form), arrangement_of(maps[1], form)
+    return _tile_each(*maps, arrangements)
 
 
-@functools.partial(jax.jit, static_argnames=("form", "wide"))
+def arrangement_of(linear: PackedLinear, form: Form) -> Arrangement:
+    """The fastest arrangement that holds a map's scales."""
+    forms: tuple[Form, ...] = ("fp4", "fp4-") if form == "fp4" else (form,)
+    for candidate in forms:
+        if bool(tiled.fits_narrow(linear.blocks, linear.scales, candidate)):
+            return Arrangement(candidate, False)
+    return Arrangement(form, True)
+
+
+@functools.partial(jax.jit, static_argnames=("arrangements",))
 def _tile_each(
-    gate_up: PackedLinear, down: PackedLinear, form: Form, wide: tuple[bool, bool]
+    gate_up: PackedLinear, down: PackedLinear, arrangements: tuple[Arrangement, Arrangement]
 ) -> TiledExperts:
     """One expert at a time: a layer's codes, unpacked all at once, would not fit beside a model."""
+    first, second = arrangements
 
     def one(maps: tuple[PackedLinear, PackedLinear]) -> TiledExperts:
         gate_up, down = maps
         return TiledExperts(
-            gate_up=tiled.tile(*(_paired(part) for part in gate_up), form=form, wide=wide[0]),
-            down=tiled.tile(*down, form=form, wide=wide[1]),
+            gate_up=tiled.tile(*(_paired(part) for part in gate_up), form=first.form, wide=first.wide),
+            down=tiled.tile(*down, form=second.form, wide=second.wide),
         )
 
     return jax.lax.map(one, (gate_up, down))

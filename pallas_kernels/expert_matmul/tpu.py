@@ -105,13 +105,18 @@ def expert_mlp(x: jax.Array, route: Route, experts: TiledExperts, limit: float, 
         chosen = results.at[schedule.destinations].get(mode="fill", fill_value=0)[..., :hidden]
         highest = jax.lax.Precision.HIGHEST
         return jnp.einsum("tad,ta->td", chosen, route.weights, precision=highest).astype(x.dtype)
+    # Tokens that lie beside each other are multiplied by zeros, which would not stop a NaN.
+    routed = (route.experts < num_experts).any(axis=1, keepdims=True)
+    finite = jnp.isfinite(x).all(axis=1, keepdims=True)
+    stored = jnp.where(routed & finite, stored, 0)
     # Per token and expert: its weight, and which of the expert's rows it is (-1: none).
     chosen = route.experts[..., None] == jnp.arange(num_experts)
     weights = jnp.where(chosen, route.weights[..., None], 0).sum(axis=1)
     row_numbers = jnp.where(chosen, schedule.destinations[..., None] % plan.rows, -1).max(axis=1)
     missing = ((0, plan.rows - num_tokens), (0, 0))
     members = Members(jnp.pad(weights, missing), jnp.pad(row_numbers, missing, constant_values=-1))
-    return run(jnp.pad(stored, missing), members)[:num_tokens, :hidden].astype(x.dtype)
+    result = run(jnp.pad(stored, missing), members)[:num_tokens, :hidden].astype(x.dtype)
+    return jnp.where(routed & ~finite, jnp.nan, result)
 
 
 class Members(NamedTuple):
@@ -401,7 +406,9 @@ def _resident_body(
                 result = maps[1].product(features.at[:size, :], block)
                 if placed is not None:
                     result = _exact_product(placed, result)
-                out[:, _lanes(chunk, plan.down_blocks, result)] += result * of_expert(weights)
+                own = of_expert(weights)
+                lanes = _lanes(chunk, plan.down_blocks, result)
+                out[:, lanes] += jnp.where(own == 0, jnp.zeros_like(result), result * own)
 
             streams[0].each_chunk(tile.slot, first_map)
             # A condition that always holds: in one piece with the first map, the code is too long for the

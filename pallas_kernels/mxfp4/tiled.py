@@ -14,14 +14,16 @@ weights in one 32-bit addition. So weights are stored such that this costs the f
   and its magnitude in bits 6..4. Magnitudes are renumbered so that they are
   exponent and mantissa bits of e5m2: 0.5→0, 0→1, 1→2, 1.5→3, 2→4, 3→5, 4→6, 6→7; 1 would be 0.75, which
   MXFP4 does not have, and is set to zero after decoding.
-* Form `fp4` (7x, whose vector unit knows float4_e2m1fn): bits 4i to 4i + 3 of word r are row 8r + i.
+* Forms `fp4` and `fp4-` (7x, whose vector unit knows float4_e2m1fn): bits 4i to 4i + 3 of word r are row
+  8r + i. A zero is +0 in the first, −0 in the second, and is put in again after the addition.
 
 Scales are int32 words [rows, 128]: for each half of a run one row, byte b for block b; for each tail two
 rows, one block's scale in all four bytes. Two encodings of a scale s:
 
-* *narrow*: 4·q (form `e5m2`) or 4·(q − 14) (form `fp4`, words summed with borrows), q = s − base in 1…27,
-  base one number per column. The column's dot product is then multiplied by 2^(base − 113).
-  Possible when the scales of a column span at most 26 powers of two, blocks of zeros aside.
+* *narrow*: 4·q (form `e5m2`) or 4·(q − 14) (the others, words summed with borrows), q = s − base in 1…27,
+  base one number per column. The column's dot product is then multiplied by 2^(base − 113). Possible when
+  the scales of a column, blocks of zeros aside, span at most 26 powers of two, or 13 in form `fp4`: there a
+  byte of zero has nothing to subtract from.
 * *wide*: s itself, for any span; slower to decode (each block is multiplied on its own).
 
 Values come back exactly. Not kept: the sign of zeros, and the scale of a block that holds only zeros.
@@ -39,12 +41,12 @@ import numpy as np
 
 from pallas_kernels.mxfp4.format import BLOCK_SIZE
 
-Form = Literal["e5m2", "fp4"]
+Form = Literal["e5m2", "fp4", "fp4-"]
 
 LANES = 128
 RUN = 256
 TAIL = 64
-WIDEST_SPAN = 26
+WIDEST_SPANS: dict[Form, int] = {"e5m2": 26, "fp4": 13, "fp4-": 26}
 """The largest difference between two scales of a column that `narrow` scales can hold."""
 
 NARROW_BIAS = 113
@@ -115,10 +117,12 @@ def to_kernel_order(x: jax.Array) -> jax.Array:
     return jnp.concatenate([halves.reshape(*batch, in_runs), x[..., in_runs:]], axis=-1)
 
 
-def fits_narrow(blocks: jax.Array, scales: jax.Array) -> jax.Array:
+def fits_narrow(blocks: jax.Array, scales: jax.Array, form: Form = "e5m2") -> jax.Array:
     """bool []: can the scales of these weights (published arrays, any leading axes) be stored narrow?"""
     lowest, highest = _span(blocks, scales)
-    possible = (highest - lowest <= WIDEST_SPAN) & (highest >= _SMALLEST_NARROW_SCALE) & (highest < 255)
+    possible = (
+        (highest - lowest <= WIDEST_SPANS[form]) & (highest >= _SMALLEST_NARROW_SCALE) & (highest < 255)
+    )
     return jnp.all(possible | (lowest > highest))
 
 
@@ -146,10 +150,9 @@ def tile(
         fields = scales.astype(jnp.int32)
         multipliers = jnp.ones((*batch, outputs), jnp.float32)
     else:
-        fields = jnp.clip(scales.astype(jnp.int32) - base[..., None], 1, _LARGEST_FIELD)
-        if form == "fp4":
-            fields -= _UNSCALED_FIELD
-        fields <<= 2
+        lowest_field = _LARGEST_FIELD - WIDEST_SPANS[form]
+        fields = jnp.clip(scales.astype(jnp.int32) - base[..., None], lowest_field, _LARGEST_FIELD)
+        fields = (fields - _unscaled_field(form)) << 2
         multipliers = _power_of_two(base - NARROW_BIAS)
     fields = jnp.pad(fields, [*batch_axes, (0, to_lanes), (0, to_stored // BLOCK_SIZE)])
     columns = jnp.stack([multipliers, bias.astype(jnp.float32)], axis=-2)  # [..., 2, N]
@@ -159,7 +162,7 @@ def tile(
     codes = jnp.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*batch, outputs, inputs)
     codes = jnp.pad(codes, [*batch_axes, (0, to_lanes), (0, to_stored)])
     codes = to_kernel_order(codes)
-    words = _nibble_words(codes) if form == "fp4" else _code_words(codes)
+    words = _code_words(codes) if form == "e5m2" else _nibble_words(codes, zero=8 if form == "fp4-" else 0)
     return TiledWeights(
         codes=_to_lane_blocks(words),
         scales=_to_lane_blocks(_scale_words(fields, inputs)),
@@ -174,7 +177,7 @@ def untile(weights: TiledWeights, outputs: int) -> tuple[jax.Array, jax.Array]:
     """Inverse of `tile`: blocks uint8 [..., N, K/2] and scales uint8 [..., N, K/32], for N `outputs`."""
     inputs = weights.inputs
     words = _from_lane_blocks(weights.codes)
-    codes = _codes_of_nibbles(words) if weights.form == "fp4" else _codes_of_words(words)
+    codes = _codes_of_words(words) if weights.form == "e5m2" else _codes_of_nibbles(words)
     order = kernel_order(inputs)
     codes = jnp.zeros_like(codes).at[..., order].set(codes)[..., :outputs, :inputs]
     blocks = codes[..., 0::2] | codes[..., 1::2] << 4
@@ -188,7 +191,7 @@ def untile(weights: TiledWeights, outputs: int) -> tuple[jax.Array, jax.Array]:
     else:
         multipliers = weights.columns[..., 0, :].reshape(*weights.columns.shape[:-3], -1)[..., :outputs]
         base = (jax.lax.bitcast_convert_type(multipliers, jnp.int32) >> 23) - 127 + NARROW_BIAS
-        scales = (fields >> 2) + (_UNSCALED_FIELD if weights.form == "fp4" else 0) + base[..., None]
+        scales = (fields >> 2) + _unscaled_field(weights.form) + base[..., None]
     return blocks, scales.astype(jnp.uint8)
 
 
@@ -275,13 +278,20 @@ def _fields_of_words(words: jax.Array, inputs: int, *, signed: bool) -> jax.Arra
     return jnp.concatenate([in_runs.reshape(*words.shape[:-1], -1), tails], axis=-1)
 
 
-def _nibble_words(codes: jax.Array) -> jax.Array:
-    """uint8 codes [..., K'] → int32 words [..., K'/8]; zeros lose their sign, for kernels look for +0."""
-    codes = jnp.where(codes == 8, 0, codes).reshape(*codes.shape[:-1], -1, 4, 2)
+def _unscaled_field(form: Form) -> int:
+    """The field of a scale that leaves codes as they are in registers."""
+    return 0 if form == "e5m2" else _UNSCALED_FIELD
+
+
+def _nibble_words(codes: jax.Array, zero: int) -> jax.Array:
+    """uint8 codes [..., K'] → int32 words [..., K'/8]; zeros of either sign become the code `zero`."""
+    codes = jnp.where(codes & 7 == 0, zero, codes).astype(jnp.uint8)
+    codes = codes.reshape(*codes.shape[:-1], -1, 4, 2)
     return jax.lax.bitcast_convert_type(codes[..., 0] | codes[..., 1] << 4, jnp.int32)
 
 
 def _codes_of_nibbles(words: jax.Array) -> jax.Array:
     """Inverse of `_nibble_words`."""
     pairs = jax.lax.bitcast_convert_type(words, jnp.uint8)
-    return jnp.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*words.shape[:-1], -1)
+    codes = jnp.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*words.shape[:-1], -1)
+    return jnp.where(codes == 8, 0, codes)

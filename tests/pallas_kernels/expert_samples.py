@@ -9,7 +9,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from pallas_kernels.expert_matmul import PackedLinear, TiledExperts, tile_experts
+from pallas_kernels.expert_matmul import Arrangement, PackedLinear, TiledExperts, tile_experts
 from pallas_kernels.mxfp4.tiled import Form
 from pallas_kernels.routing import Route
 
@@ -25,7 +25,8 @@ def tile_lean(
     gate_up: PackedLinear, down: PackedLinear, form: Form, wide: tuple[bool, bool] = (False, False)
 ) -> TiledExperts:
     """`tile_experts` in one program."""
-    return tile_experts(gate_up, down, form, wide=wide)
+    first, second = (Arrangement(form, one) for one in wide)
+    return tile_experts(gate_up, down, form, arrangements=(first, second))
 
 
 def codes_of(blocks: np.ndarray) -> np.ndarray:

@@ -19,7 +19,8 @@ from expert_samples import (
     weights_of,
 )
 
-from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, form_for, tile_experts
+from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, tile_experts
+from pallas_kernels.mxfp4.tiled import Form
 from pallas_kernels.platform import Chip, using
 from pallas_kernels.routing import Route
 
@@ -42,9 +43,9 @@ def one_feature_per_token(size: float) -> PackedLinear:
     return PackedLinear(blocks_of(codes), scales, bias)
 
 
-def every_code_at_every_scale(wide: bool) -> PackedLinear:
-    """Each block has all codes, twice. Narrow: column c has the highest scale 14 + c and others down to 26
-    less; wide: any scales but 0 and 255 in each column."""
+def every_code_at_every_scale(wide: bool, span: int) -> PackedLinear:
+    """Each block has all codes, twice. Narrow: column c has the highest scale 14 + c and others down to
+    `span` less; wide: any scales but 0 and 255 in each column."""
     generator = np.random.default_rng(8)
     codes = np.tile(np.arange(16, dtype=np.uint8), (1, SIZE, SIZE // 32, 2))
     codes = generator.permuted(codes, axis=-1).reshape(1, SIZE, SIZE)
@@ -53,32 +54,35 @@ def every_code_at_every_scale(wide: bool) -> PackedLinear:
         scales = generator.permuted(np.resize(np.arange(1, 255), shape), axis=1)
     else:
         highest = 14 + np.arange(SIZE)[:, None] % 241
-        below = np.resize(np.arange(27), (SIZE, SIZE // 32))
+        below = np.resize(np.arange(span + 1), (SIZE, SIZE // 32))
         below[:, 0] = 0
         scales = generator.permuted(np.maximum(highest - below, 0)[None], axis=2)
     return PackedLinear(blocks_of(codes), scales.astype(np.uint8), np.zeros((1, SIZE), np.float32))
 
 
 @pytest.mark.parametrize(
-    ("chip", "wide", "tokens"),
+    ("chip", "form", "wide", "span", "tokens"),
     [
-        ("v5e", False, 32),
-        ("v5e", True, 32),
-        ("7x", False, 32),
-        ("7x", True, 32),
-        ("v5e", False, SIZE),
-        ("7x", False, SIZE),
+        ("v5e", "e5m2", False, 26, 32),
+        ("v5e", "e5m2", True, 26, 32),
+        ("7x", "fp4", False, 13, 32),
+        ("7x", "fp4-", False, 26, 32),
+        ("7x", "fp4", True, 26, 32),
+        ("v5e", "e5m2", False, 26, SIZE),
+        ("7x", "fp4-", False, 26, SIZE),
     ],
 )
-def test_every_code_at_every_scale_is_decoded_exactly(chip: Chip, wide: bool, tokens: int) -> None:
+def test_every_code_at_every_scale_is_decoded_exactly(
+    chip: Chip, form: Form, wide: bool, span: int, tokens: int
+) -> None:
     """Each result is one weight times a power of two; results smaller than float32's smallest normal number
     may be flushed to zero. So that none of the weights is, there are two powers."""
-    down = every_code_at_every_scale(wide)
+    down = every_code_at_every_scale(wide, span)
     weights = weights_of(*down[:2])[0]
     route = Route(np.zeros((tokens, 1), np.int32), np.ones((tokens, 1), np.float32))
     seen = np.zeros(weights.shape, bool)
     for power in (2.0**44, 2.0**-16):
-        tiles = tile_lean(one_feature_per_token(power), down, form_for(chip), wide=(False, wide))
+        tiles = tile_lean(one_feature_per_token(power), down, form, wide=(False, wide))
         found = np.empty_like(weights)
         for first in range(0, SIZE, tokens):
             x = np.eye(tokens, SIZE, first).astype(ml_dtypes.bfloat16)
@@ -95,14 +99,15 @@ def test_every_code_at_every_scale_is_decoded_exactly(chip: Chip, wide: bool, to
     pairs = np.repeat(down.scales[0], 32, axis=1).astype(int) * 16 + (
         np.stack([down.blocks[0] % 16, down.blocks[0] // 16], axis=-1).reshape(weights.shape)
     )
-    assert set(pairs.reshape(-1)) >= set(range(16, 255 * 16))
+    lowest = max(1, 15 - span)
+    assert set(pairs.reshape(-1)) >= set(range(lowest * 16, 255 * 16))
 
 
-def with_one_wide_column(linear: PackedLinear) -> PackedLinear:
-    """One block of the last expert's first column gets a scale 27 below another, and is not zero."""
+def with_one_scale_below(linear: PackedLinear, span: int) -> PackedLinear:
+    """One block of the last expert's first column gets a scale `span` below another, and is not zero."""
     scales, blocks = linear.scales.copy(), linear.blocks.copy()
     column = (len(scales) - 1, *[0] * (scales.ndim - 2))
-    scales[(*column, 0)], scales[(*column, 1)] = 124, 97
+    scales[(*column, 0)], scales[(*column, 1)] = 124, 124 - span
     blocks[(*column, slice(0, 32))] = 0x22
     return linear._replace(blocks=blocks, scales=scales)
 
@@ -114,13 +119,29 @@ def test_one_scale_out_of_span_makes_its_map_wide_and_the_result_stays_right(
     generator = np.random.default_rng(9)
     gate_up, down = random_maps(generator, 3, 64, 96)
     if gate_up_wide:
-        gate_up = with_one_wide_column(gate_up)
+        gate_up = with_one_scale_below(gate_up, 27)
     if down_wide:
-        down = with_one_wide_column(down)
+        down = with_one_scale_below(down, 27)
     tiles = tile_experts(*jax.tree.map(jnp.asarray, (gate_up, down)), "e5m2")
     assert (tiles.gate_up.wide, tiles.down.wide) == (gate_up_wide, down_wide)
     x = generator.standard_normal((10, 64)).astype(np.float32)
     route = random_route(generator, 10, 3, 2)
     with using("tpu-interpret", chip="v5e"):
+        got = run_kernel(x, route, tiles.gate_up, tiles.down, LIMIT)
+    assert_close(got, expected(x, route, gate_up, down))
+
+
+@pytest.mark.parametrize(
+    ("span", "form", "wide"), [(13, "fp4", False), (14, "fp4-", False), (27, "fp4", True)]
+)
+def test_7x_takes_the_fastest_arrangement_that_holds_the_scales(span: int, form: Form, wide: bool) -> None:
+    generator = np.random.default_rng(10)
+    gate_up, down = random_maps(generator, 3, 64, 96)
+    down = with_one_scale_below(down, span)
+    tiles = tile_experts(gate_up, down, "fp4")
+    assert (tiles.down.form, tiles.down.wide) == (form, wide)
+    x = generator.standard_normal((10, 64)).astype(np.float32)
+    route = random_route(generator, 10, 3, 2)
+    with using("tpu-interpret", chip="7x"):
         got = run_kernel(x, route, tiles.gate_up, tiles.down, LIMIT)
     assert_close(got, expected(x, route, gate_up, down))
