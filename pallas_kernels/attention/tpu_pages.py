@@ -143,40 +143,61 @@ def _kernel(
     block = block_ref[item]
     remaining = lengths_ref[tile_ref[item]] - block * keys_per_block
     is_first = block == 0
-    key = jax.lax.broadcasted_iota(jnp.int32, (1, keys_per_block), 1)
-    visible = key < remaining
-    if positions_ref is not None:
-        position = positions_ref[0] - block * keys_per_block
-        copies = q_ref.shape[2] // position.shape[0]
-        visible = key <= spread(jnp.concatenate([position] * copies, axis=0), keys_per_block)
-    kept = rows_kept(keys_per_block, lanes, remaining, buffers.dtype)
 
-    def attend(group: list[Any]) -> None:
-        # All scores, all softmaxes, all sums: while one unit waits for the matrix unit, others work.
-        scores = [scores_of(q_ref[0, unit], buffers[slot, unit, 0], visible, scale) for unit in group]
-        steps = []
-        for unit, score in zip(group, scores, strict=True):
-            highest = jnp.where(is_first, sinks_ref[unit], highest_ref[unit])
-            steps.append(shares_of(score, Softmax(highest, jnp.where(is_first, 1.0, sum_ref[unit]))))
-        for unit, (shares, correction, softmax) in zip(group, steps, strict=True):
-            part = sum_of(shares, keep(buffers[slot, unit, rows - 1], kept))
-            sums[unit] = jnp.where(is_first, 0.0, sums[unit]) * spread(correction, lanes) + part
-            highest_ref[unit], sum_ref[unit] = softmax
+    def attend(size: int) -> None:
+        """To the first `size` keys of the block."""
+        key = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
+        visible = key < remaining
+        if positions_ref is not None:
+            position = positions_ref[0] - block * keys_per_block
+            copies = q_ref.shape[2] // position.shape[0]
+            visible = key <= spread(jnp.concatenate([position] * copies, axis=0), size)
+        kept = rows_kept(size, lanes, remaining, buffers.dtype)
 
-    if at_once == units:
-        attend(list(range(units)))
-    else:
-        jax.lax.fori_loop(
-            0,
-            units // at_once,
-            lambda part, _: attend([part * at_once + index for index in range(at_once)]),
-            None,
-        )
+        def attend_with(group: list[Any]) -> None:
+            # All scores, all softmaxes, all sums: while one unit waits for the matrix unit, others work.
+            scores = [
+                scores_of(q_ref[0, unit], buffers[slot, unit, 0, :size], visible, scale) for unit in group
+            ]
+            steps = []
+            for unit, score in zip(group, scores, strict=True):
+                highest = jnp.where(is_first, sinks_ref[unit], highest_ref[unit])
+                steps.append(shares_of(score, Softmax(highest, jnp.where(is_first, 1.0, sum_ref[unit]))))
+            for unit, (shares, correction, softmax) in zip(group, steps, strict=True):
+                part = sum_of(shares, keep(buffers[slot, unit, rows - 1, :size], kept))
+                sums[unit] = jnp.where(is_first, 0.0, sums[unit]) * spread(correction, lanes) + part
+                highest_ref[unit], sum_ref[unit] = softmax
+
+        if at_once == units:
+            attend_with(list(range(units)))
+        else:
+            jax.lax.fori_loop(
+                0,
+                units // at_once,
+                lambda part, _: attend_with([part * at_once + index for index in range(at_once)]),
+                None,
+            )
+
+    sizes = [keys_per_block] if positions_ref is not None else _sizes(keys_per_block, page)
+    for size, smaller in zip(sizes, [*sizes[1:], None], strict=True):
+        fits = True if size == keys_per_block else remaining <= size
+        needed = True if smaller is None else remaining > smaller
+        if len(sizes) == 1:
+            attend(size)
+        else:
+            pl.when(jnp.logical_and(fits, needed))(functools.partial(attend, size))
 
     @pl.when(remaining <= keys_per_block)
     def _() -> None:
         for unit in range(units):
             store_own_columns(out_ref, (0, unit), sums[unit] / spread(sum_ref[unit], lanes), rows)
+
+
+def _sizes(keys: int, page: int) -> list[int]:
+    """How many keys of a block are computed: all of them, or half, … as far as a short sequence allows."""
+    return [
+        keys // part for part in (1, 2, 4, 8) if keys % (part * page) == 0 and keys // part >= 2 * page
+    ] or [keys]
 
 
 PREFILL_BYTES = 1 << 20
@@ -279,6 +300,9 @@ def _attend(
     """
     count, units, queries, lanes = q.shape
     rows = pages.shape[2]
+    tile = 32 // pages.dtype.itemsize
+    if not interpret and pages.shape[3] % tile:
+        raise ValueError(f"a page has {pages.shape[3]} tokens: on TPUs it must be a multiple of {tile}")
     split, each = split_units(units, chip)
     prefill = positions is not None
     blocks = page_blocks(pages.shape[1:], pages.dtype, table.shape[1], chip, prefill=prefill)

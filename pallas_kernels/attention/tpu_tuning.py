@@ -1,4 +1,28 @@
-"""Block sizes of the TPU kernels, one row for each generation."""
+"""Block sizes of the TPU kernels, one row for each generation, and what they were chosen among.
+
+All figures are `pallas_kernels.inspect`'s: static counts at the published shapes, compute ÷ memory cycles
+(below 1 is bound by memory), in the order v5e, v5p, v6e, 7x. `decode_pages`, 8 sequences of 8,192 keys:
+
+    each head's [K │ V] in a row, 1 MiB of pages a step              0.74  1.19  1.28  2.32  loading the
+    matrix unit the same, two heads' rows exchanged halves in registers          0.85  1.16  1.25  2.29
+    lane rotations [K │ K], [V │ V] in memory (see `layout`), no bounds checks      0.49  0.74  0.92  1.71
+    latencies 2 MiB a step                                                     0.38  0.60  0.63  1.12 4 MiB
+    a step, on 7x only                                                           0.87
+
+The order of a step's operations counts as much: all scores, all softmaxes, all sums takes 1,531 cycles on
+7x for 1,024 keys; unit after unit 2,809. Writing the result in every step instead of under a branch in the
+last one is 1 % faster at 1,024 keys and 4 % slower at 8,192. `decode_ring`, 64 sequences:
+
+    one sequence after another                                       0.86     –  1.96   3.9
+    all sequences of a step at once (v6e: 2 MiB a step)              0.42  0.62  0.83  1.51
+    two units' rings in one product of the 256 wide matrix units              0.56  1.03
+    4 MiB a step, on 7x only                                                           0.77
+
+Short sequences do not reach the memory's speed on 7x: a step takes 1,150 cycles there at least, in which
+1.8 MiB could be read, 945 keys. So of a block only as much is computed as a sequence has (all, 1/2, 1/4,
+1/8): 64 sequences of 300 keys take 0.83 (v5e) and 2.86 (7x) instead of 1.12 and 4.73; longer ones, 3 %
+more.
+"""
 
 from __future__ import annotations
 

@@ -134,3 +134,17 @@ def test_kernels_lower_for_hopper_at_the_published_shapes(operation: str) -> Non
 def test_the_simulator_finds_no_race_and_no_read_out_of_bounds() -> None:
     Pages((9, 0, 40, 3), page=4, columns=11, kv_heads=4, group=2, size=16).check("tpu-simulate")
     Ring((3, 40, -1, 7), window=6, width=8, kv_heads=4, group=2, size=16).check("tpu-simulate")
+
+
+def test_pages_that_a_tpu_cannot_address_are_refused_in_one_line() -> None:
+    shape = jax.ShapeDtypeStruct
+    arguments = (
+        shape((1, 8, 64), jnp.bfloat16),
+        shape((4, 1, 1, 24, 128), jnp.bfloat16),
+        shape((1, 4), jnp.int32),
+        shape((1,), jnp.int32),
+        shape((8,), jnp.bfloat16),
+    )
+    message = "^a page has 24 tokens: on TPUs it must be a multiple of 16$"
+    with using("tpu", chip="v5e"), pytest.raises(ValueError, match=message):
+        jax.eval_shape(decode_pages, *arguments)
