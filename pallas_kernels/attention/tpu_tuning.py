@@ -3,11 +3,11 @@
 All figures are `pallas_kernels.inspect`'s: static counts at the published shapes, compute ÷ memory cycles
 (below 1 is bound by memory), in the order v5e, v5p, v6e, 7x. `decode_pages`, 8 sequences of 8,192 keys:
 
-    each head's [K │ V] in a row, 1 MiB of pages a step              0.74  1.19  1.28  2.32  loading the
-    matrix unit the same, two heads' rows exchanged halves in registers          0.85  1.16  1.25  2.29
-    lane rotations [K │ K], [V │ V] in memory (see `layout`), no bounds checks      0.49  0.74  0.92  1.71
-    latencies 2 MiB a step                                                     0.38  0.60  0.63  1.12 4 MiB
-    a step, on 7x only                                                           0.87
+    each head's [K │ V] in a row, 1 MiB of pages a step           0.74  1.19  1.28  2.32  matrix unit's loads
+    the same, rows of two heads combined in registers             0.85  1.16  1.25  2.29  lane rotations
+    [K │ K], [V │ V] in memory (`layout`), no bounds checks       0.49  0.74  0.92  1.71  latencies
+    2 MiB a step                                                  0.38  0.60  0.63  1.12
+    4 MiB a step, on 7x only                                                        0.87
 
 The order of a step's operations counts as much: all scores, all softmaxes, all sums takes 1,531 cycles on
 7x for 1,024 keys; unit after unit 2,809. Writing the result in every step instead of under a branch in the

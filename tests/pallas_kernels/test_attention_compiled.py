@@ -145,6 +145,6 @@ def test_pages_that_a_tpu_cannot_address_are_refused_in_one_line() -> None:
         shape((1,), jnp.int32),
         shape((8,), jnp.bfloat16),
     )
-    message = "^a page has 24 tokens: on TPUs it must be a multiple of 16$"
+    message = "^a page has 24 tokens: on TPUs it must be a multiple of 16"
     with using("tpu", chip="v5e"), pytest.raises(ValueError, match=message):
         jax.eval_shape(decode_pages, *arguments)
