@@ -13,8 +13,7 @@ import functools
 import itertools
 import json
 import platform as host
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -31,7 +30,7 @@ DECODE = (1, 8, 64)
 PREFILL = 4096
 LAYERS = 4
 """Sets of weights that calls take in turn."""
-CALLS = 32
+CALLS = 16
 """Calls with different tokens in one timed program."""
 CACHES = 4
 """Key-value caches that attention takes in turn."""
@@ -66,7 +65,13 @@ def main() -> int:
     """Reads the command line; returns 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="bench_kernels", description=__doc__)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write every figure and check here, as JSON")
-    parser.add_argument("--tune", action="store_true", help="also time plans beside those of the table")
+    parser.add_argument(
+        "--tune",
+        type=int,
+        choices=(*DECODE, PREFILL),
+        metavar="TOKENS",
+        help="time only experts, at that many tokens, by the table's plan and by others",
+    )
     parser.add_argument("--checks-only", action="store_true", help="time nothing")
     options = parser.parse_args()
     if jax.default_backend() != "gpu":
@@ -100,23 +105,22 @@ def run_on_gpu(options: argparse.Namespace) -> int:
     """Checks, times, prints the table last."""
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}, Python {host.python_version()}", flush=True)
-    done = [checks.check_decoding(far, interpret=False) for far in (False, True)]
-    for model in MODELS:
-        for tokens in (*DECODE, PREFILL):
-            done.append(checks.check_routing(model, tokens, interpret=False))
-            done += checks.check_experts(model, tokens, interpret=False)
-    done += [case.check(interpret=False) for case in ATTENTION]
-    _print_checks(done)
+    done = list(check_on_gpu())
     figures: list[Figure] = []
     limits: dict[str, float] = {}
     if not options.checks_only:
         limits = {"bytes": ceilings.copy_bandwidth(), "flops": ceilings.matmul_rate()}
         print(f"copy {limits['bytes'] / 1e12:.2f} TB/s, bfloat16 matmul {limits['flops'] / 1e12:.0f} TFLOP/s")
-        for figure in itertools.chain(measure(limits, tune=options.tune), measure_attention(limits)):
-            figures.append(figure)
-            print(f"  {figure}", flush=True)
-            for name, seconds in list(figure.timing.kernels.items())[:6]:
-                print(f"{seconds * 1e6:56.1f}  {name[:60]}", flush=True)
+        jobs = (
+            tune(options.tune) if options.tune else itertools.chain(experts_and_routing(), attention_jobs())
+        )
+        for job in jobs:
+            figure = job.measure(limits)
+            if figure is not None:
+                figures.append(figure)
+                print(f"  {figure}", flush=True)
+                for name, seconds in list(figure.timing.kernels.items())[:6]:
+                    print(f"{seconds * 1e6:56.1f}  {name[:60]}", flush=True)
     if options.out:
         report = {
             "device": device.device_kind,
@@ -134,26 +138,104 @@ def run_on_gpu(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def measure(limits: dict[str, float], *, tune: bool) -> Iterator[Figure]:
-    """Every figure, model by model; weights of one model at a time are on the device."""
+def check_on_gpu() -> Iterator[checks.Check]:
+    """Every check at real sizes, printed as it is done; a kernel that cannot run has failed its check."""
+    todo: list[tuple[str, Callable[[], checks.Check | Iterator[checks.Check]]]] = [
+        ("decoding", functools.partial(checks.check_decoding, far, interpret=False)) for far in (False, True)
+    ]
+    for model, tokens in itertools.product(MODELS, (*DECODE, PREFILL)):
+        for check in (checks.check_routing, checks.check_experts):
+            name = f"{check.__name__}, {model.name}, {tokens} tokens"
+            todo.append((name, functools.partial(check, model, tokens, interpret=False)))
+    todo += [(case.name, functools.partial(case.check, interpret=False)) for case in ATTENTION]
+    for name, run in todo:
+        try:
+            found = run()
+            done = [found] if isinstance(found, checks.Check) else list(found)
+        except jax.errors.JaxRuntimeError as error:
+            print(f"{name}: {str(error).splitlines()[0]}", flush=True)
+            done = [checks.Check(name, float("inf"), 0)]
+        _print_checks(done)
+        yield from done
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Something to be timed, and the bytes and operations that it needs at least."""
+
+    model: str
+    tokens: int
+    what: str
+    time: Callable[[], Timing]
+    needs: tuple[float, float]
+
+    def measure(self, limits: dict[str, float]) -> Figure | None:
+        """The figure; None, and a line that says why, where the program does not run on this device."""
+        try:
+            timing = self.time()
+        except jax.errors.JaxRuntimeError as error:
+            print(f"  {self.model} {self.tokens} {self.what}: {str(error).splitlines()[0]}", flush=True)
+            return None
+        floors = self.needs[0] / limits["bytes"], self.needs[1] / limits["flops"]
+        return Figure(self.model, self.tokens, self.what, timing, *floors)
+
+
+def experts_and_routing() -> Iterator[Job]:
+    """Experts and routing, model by model; the weights of one at a time are on the device."""
     for model in MODELS:
-        layers = [jax.jit(random_maps, static_argnums=1)(jax.random.key(n), model) for n in range(LAYERS)]
+        layers = _layers(random_maps, model, LAYERS)
         for tokens in (*DECODE, PREFILL):
-            # A prefill reads every expert, so that one call already sweeps the cache.
-            inputs = _inputs(model, tokens, CALLS if tokens != PREFILL else 2)
-            floors = _floors(model, inputs, limits)
-            yield Figure(model.name, tokens, "experts", time_calls(programs.experts, inputs, layers), *floors)
-            if tune:
-                yield from _other_plans(model, tokens, inputs, layers, floors)
-            yield _time_routing(model, tokens, limits)
-        del layers
-        dense = [jax.jit(programs.ragged_maps, static_argnums=1)(jax.random.key(n), model) for n in range(2)]
+            inputs = _inputs(model, tokens)
+            time = functools.partial(time_calls, programs.experts, inputs, layers)
+            yield Job(model.name, tokens, "experts", time, _needs(model, inputs))
+            yield _routing(model, tokens)
+        layers = _layers(programs.ragged_maps, model, 2)
         for tokens in (*DECODE, PREFILL):
-            inputs = _inputs(model, tokens, 2)
-            floors = _floors(model, inputs, limits, bits=16)
-            timing = time_calls(programs.ragged, inputs, dense)
-            yield Figure(model.name, tokens, "jax.lax.ragged_dot, bfloat16", timing, *floors)
-        del dense
+            inputs = _inputs(model, tokens)[:2]
+            time = functools.partial(time_calls, programs.ragged, inputs, layers)
+            needs = _needs(model, inputs, bits=16)
+            yield Job(model.name, tokens, "jax.lax.ragged_dot, bfloat16", time, needs)
+
+
+def attention_jobs() -> Iterator[Job]:
+    """A layer's attention, which is the same in all models."""
+    for case in ATTENTION:
+        inputs = [jax.jit(case.inputs)(jax.random.key(n)) for n in range(CACHES)]
+        calls = inputs * (CALLS // CACHES if case.queries == 1 else 1)
+        time = functools.partial(time_calls, case.run("gpu"), calls)
+        yield Job("all", case.batch * case.queries, case.name, time, (case.bytes, case.flops))
+
+
+def tune(tokens: int) -> Iterator[Job]:
+    """Experts with the table's plan and with plans next to it."""
+    for model in MODELS:
+        layers = _layers(random_maps, model, LAYERS)
+        inputs = _inputs(model, tokens)
+        for label, plan in _plans(model, tokens):
+            time = functools.partial(time_calls, programs.experts_with(plan), inputs, layers, rounds=5)
+            yield Job(model.name, tokens, label, time, _needs(model, inputs))
+
+
+def _plans(model: Model, tokens: int) -> Iterator[tuple[str, gpu.Plan]]:
+    plan = gpu.plan_for(tokens * ACTIVE, model.experts)
+    changes: list[dict[str, int]] = [
+        {},
+        *({name: getattr(plan, name) // 2} for name in ("rows", "features", "step", "warps", "splits")),
+        *({name: getattr(plan, name) * 2} for name in ("rows", "features", "step", "warps", "splits")),
+        *({"stages": plan.stages + more} for more in (-1, 1, 2)),
+        {"features": plan.features // 2, "warps": plan.warps // 2},
+        {"features": plan.features // 2, "warps": plan.warps // 2, "stages": plan.stages - 1},
+        {"features": plan.features * 2, "warps": plan.warps * 2},
+    ]
+    for change in changes:
+        other = plan._replace(**change)
+        if (
+            min(other.rows, other.features) >= 16
+            and other.step >= 32
+            and 1 <= other.warps <= 8
+            and other.splits
+        ):
+            yield " ".join(["experts", *(f"{name} {value}" for name, value in change.items())]), other
 
 
 def measure_attention(limits: dict[str, float]) -> Iterator[Figure]:
@@ -165,64 +247,34 @@ def measure_attention(limits: dict[str, float]) -> Iterator[Figure]:
         yield Figure("all", case.batch * case.queries, case.name, timing, *floors)
 
 
-def _inputs(model: Model, tokens: int, count: int) -> list[tuple[jax.Array, Route]]:
+def _layers(make: Callable[..., programs.Maps], model: Model, count: int) -> list[programs.Maps]:
+    make = jax.jit(make, static_argnums=1)
+    return [make(jax.random.key(n), model) for n in range(count)]
+
+
+def _inputs(model: Model, tokens: int) -> list[tuple[jax.Array, Route]]:
+    """Tokens for several calls; two for a prefill, which reads every expert and so sweeps any cache."""
     make = jax.jit(random_tokens, static_argnums=(1, 2))
+    count = 2 if tokens == PREFILL else CALLS
     return [make(jax.random.key(100 * tokens + n), model, tokens) for n in range(count)]
 
 
-def _floors(
-    model: Model, inputs: Sequence[tuple[jax.Array, Route]], limits: dict[str, float], bits: float = 4.25
+def _needs(
+    model: Model, inputs: Sequence[tuple[jax.Array, Route]], bits: float = 4.25
 ) -> tuple[float, float]:
-    """Seconds for the bytes, and for the operations, of the average call."""
+    """Bytes and operations of the average call."""
     chosen = np.mean([len(np.unique(np.asarray(route.experts))) for _, route in inputs])
     tokens = inputs[0][0].shape[0]
-    weights = chosen * model.expert_bytes * bits / 4.25
     activations = 2 * 2 * tokens * model.hidden
-    return (weights + activations) / limits["bytes"], tokens * ACTIVE * model.pair_flops / limits["flops"]
+    return chosen * model.expert_bytes * bits / 4.25 + activations, tokens * ACTIVE * model.pair_flops
 
 
-def _time_routing(model: Model, tokens: int, limits: dict[str, float]) -> Figure:
+def _routing(model: Model, tokens: int) -> Job:
     tile = gpu.plan_for(tokens * ACTIVE, model.experts).rows
     keys = jax.random.split(jax.random.key(tokens), CALLS)
     inputs = [(jax.random.normal(key, (tokens, model.experts)),) for key in keys]
-    timing = time_calls(functools.partial(programs.routing, tile=tile), inputs)
-    floor = 4 * tokens * (model.experts + 3 * ACTIVE) / limits["bytes"]
-    return Figure(model.name, tokens, "routing and schedule", timing, floor, 0.0)
-
-
-def _other_plans(
-    model: Model,
-    tokens: int,
-    inputs: Sequence[tuple[jax.Array, Route]],
-    layers: Sequence[programs.Maps],
-    floors: tuple[float, float],
-) -> Iterator[Figure]:
-    """Plans next to the table's; what does not fit the device is left out."""
-    plan = gpu.plan_for(tokens * ACTIVE, model.experts)
-    changes = [
-        *({name: getattr(plan, name) // 2} for name in ("rows", "features", "step", "warps", "splits")),
-        *({name: getattr(plan, name) * 2} for name in ("rows", "features", "step", "warps", "splits")),
-        *({"stages": plan.stages + more} for more in (-1, 1, 2)),
-        {"features": plan.features // 2, "warps": plan.warps // 2},
-        {"features": plan.features // 2, "warps": plan.warps // 2, "stages": plan.stages - 1},
-        {"features": plan.features * 2, "warps": plan.warps * 2},
-    ]
-    for change in changes:
-        other = plan._replace(**change)
-        if (
-            min(other.rows, other.features) < 16
-            or other.step < 32
-            or not 1 <= other.warps <= 8
-            or not other.splits
-        ):
-            continue
-        label = "experts, " + " ".join(f"{name} {value}" for name, value in change.items())
-        try:
-            timing = time_calls(programs.experts_with(other), inputs, layers, rounds=5)
-        except jax.errors.JaxRuntimeError as error:
-            print(f"  {model.name} {tokens} {label}: {str(error).splitlines()[0]}", file=sys.stderr)
-            continue
-        yield Figure(model.name, tokens, label, timing, *floors)
+    time = functools.partial(time_calls, functools.partial(programs.routing, tile=tile), inputs)
+    return Job(model.name, tokens, "routing and schedule", time, (4.0 * inputs[0][0].size, 0.0))
 
 
 def _print_checks(done: Sequence[checks.Check]) -> None:
