@@ -1,4 +1,4 @@
-"""The converted layout: an Orbax checkpoint per layer, its arrays laid out for the kernels.
+"""The converted layout: an Orbax checkpoint per layer, its arrays as they are in memory.
 
     FOLDER/checkpoint.json          what it is; written last, so a folder without it is unfinished
     FOLDER/conversion.json          the same while the conversion runs

@@ -10,7 +10,7 @@ CODE_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -
 """What each of the 16 codes stands for before scaling."""
 
 LAYOUT_VERSION = 1
-"""The arrangement of expert weights that the kernels read; converted checkpoints record it.
+"""The arrangement in which converted checkpoints hold expert weights; they record it.
 
 1: blocks uint8 [..., rows, K/2] and scales uint8 [..., rows, K/32], rows are outputs, bytes as published.
 """
