@@ -56,9 +56,9 @@ def plan_for(num_pairs: int, num_experts: int, dtype: Any = jnp.bfloat16) -> Pla
     share = num_pairs / num_experts
     if num_pairs <= 8:
         return Plan(rows=16, features=16, step=64, warps=1, stages=4, splits=2)
-    if share <= 4:
+    if share <= 8:  # an expert with more than 16 rows takes two tiles, the second from the cache
         return Plan(rows=16, features=64, step=64, warps=2, stages=4)
-    if share <= 12:
+    if share <= 24:
         return Plan(rows=32, features=64, step=64, warps=2, stages=4)
     if share <= 64 or dtype == jnp.float32:  # three operands instead of one fill shared memory sooner
         return Plan(rows=64, features=128, step=64, warps=4, stages=3)
@@ -128,7 +128,7 @@ def _gate_up(
             # Programs take every other feature: what they write is contiguous in its half.
             which, columns = jnp.arange(plan.features) // width, jnp.arange(plan.features) % width
             columns = place * width + columns
-            weights = _Rows(experts[tile], (which, columns * 2 + parity), columns < half)
+            weights = _Rows(experts.at[tile], (which, columns * 2 + parity), columns < half)
             load = _loader(x, token, token < num_tokens)
             steps = 0, pl.cdiv(blocks.shape[-1], plan.step)
             both = _product(load, blocks, scales, weights, steps, plan, interpret)
@@ -166,7 +166,7 @@ def _down(
         def _() -> None:
             rows = tile * plan.rows + jnp.arange(plan.rows)
             features = place * plan.features + jnp.arange(plan.features)
-            weights = _Rows(experts[tile], (features,), features < hidden)
+            weights = _Rows(experts.at[tile], (features,), features < hidden)
             load = _loader(x, rows, None)
             bounds = split * steps, (split + 1) * steps
             product = _product(load, blocks, scales, weights, bounds, plan, interpret)
@@ -187,22 +187,32 @@ def _down(
     )(inner, schedule.tile_experts, schedule.tile_counts, *linear)
 
 
-class _Rows(NamedTuple):
-    """Rows of an expert's weights: their indices, one array for each axis between E and K; which exist."""
+class _Rows:
+    """Rows of the weights of a tile's expert.
 
-    expert: jax.Array
-    indices: tuple[jax.Array, ...]
-    exist: jax.Array
+    expert: where its number stands. indices: of the rows, one array for each axis between E and K. exist:
+    which of the rows do.
+    """
+
+    def __init__(self, expert: Any, indices: tuple[jax.Array, ...], exist: jax.Array):
+        self._place = expert
+        self._expert = expert[...]
+        self._indices = indices
+        self.exist = exist
 
     def load_vector(self, ref: Any) -> jax.Array:
         """One number of each row, from ref [E, …, N]."""
-        return plgpu.load(ref.at[self.expert, *self.indices], mask=self.exist, other=0)
+        return plgpu.load(ref.at[self._expert, *self._indices], mask=self.exist, other=0)
 
     def load(self, ref: Any, columns: jax.Array) -> jax.Array:
         """The rows' columns, from ref [E, …, N, columns]; zeros where there is none."""
         mask = self.exist[:, None] & (columns < ref.shape[-1])[None, :]
-        indices = (index[:, None] for index in self.indices)
-        return plgpu.load(ref.at[self.expert, *indices, columns[None, :]], mask=mask, other=0)
+        indices = (index[:, None] for index in self._indices)
+        return plgpu.load(ref.at[self._expert, *indices, columns[None, :]], mask=mask, other=0)
+
+    def unknown_zero(self) -> jax.Array:
+        """0, but the compiler does not know it: what is added to it cannot be computed beforehand."""
+        return plgpu.load(self._place, volatile=True) - self._expert
 
 
 Loader = Callable[[int, jax.Array], jax.Array]
@@ -247,8 +257,8 @@ def _product(
     def load_scales(step: jax.Array | int) -> jax.Array:
         return weights.load(scales, step * scales_per_step + jnp.arange(scales_per_step))
 
-    def run(far: bool) -> tuple[jax.Array, jax.Array]:
-        """The product, and the largest scale of each row."""
+    def run(first: Any, end: Any, *, far: bool) -> tuple[jax.Array, jax.Array]:
+        """The product, and the largest scales of each row."""
 
         def run_step(step: jax.Array, carried: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             total, largest, step_scales = carried
@@ -262,8 +272,13 @@ def _product(
 
         zeros = jnp.zeros((plan.features, plan.rows), jnp.float32)
         none = jnp.zeros((plan.features, scales_per_step), jnp.int32)
-        total, largest, _ = jax.lax.fori_loop(*steps, run_step, (zeros, none, load_scales(steps[0])))
+        total, largest, _ = jax.lax.fori_loop(first, end, run_step, (zeros, none, load_scales(first)))
         return total, largest
 
-    total, largest = run(far=False)
-    return jax.lax.cond(jnp.max(largest) > LARGEST_NEAR, lambda: run(far=True)[0], lambda: total)
+    def run_again() -> jax.Array:
+        # Its addresses would be computed beside those of the first run, in twice the registers.
+        zero = weights.unknown_zero()
+        return run(steps[0] + zero, steps[1] + zero, far=True)[0]
+
+    total, largest = run(*steps, far=False)
+    return jax.lax.cond(jnp.max(largest) > LARGEST_NEAR, run_again, lambda: total)
