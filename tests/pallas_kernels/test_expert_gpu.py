@@ -107,6 +107,15 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(
     check(tokens, experts, active, hidden, inner, dtype, style)
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_tokens_routed_nowhere_come_back_as_zeros(tokens: int) -> None:
+    maps = random_maps(np.random.default_rng(0), 4, 64, 32)
+    route = Route(np.full((tokens, 2), 4, np.int32), np.full((tokens, 2), 0.5, np.float32))
+    with using("reference"):
+        out = gpu.expert_mlp(jnp.ones((tokens, 64)), route, *maps, LIMIT, interpret=True)
+    np.testing.assert_array_equal(out, np.zeros((tokens, 64)))
+
+
 FAR = pytest.mark.parametrize("far", [False, True])
 
 
