@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.mxfp4 import BLOCK_SIZE
-from pallas_kernels.mxfp4.decoding import _bfloat16_bits
+from pallas_kernels.mxfp4.decoding import bfloat16_bits
 
 BYTES_PER_BLOCK = BLOCK_SIZE // 2
 LARGEST_NEAR = 128
@@ -71,7 +71,7 @@ def decode(
         wide = _spread(scales.astype(jnp.int32), blocks.shape)
         wide = wide if far else jnp.minimum(wide, LARGEST_NEAR)
         low, high = (
-            _bfloat16_bits(blocks.astype(jnp.int32) >> shift, wide).astype(jnp.uint16) for shift in (0, 4)
+            bfloat16_bits(blocks.astype(jnp.int32) >> shift, wide).astype(jnp.uint16) for shift in (0, 4)
         )
         return jax.lax.bitcast_convert_type(low, jnp.bfloat16), jax.lax.bitcast_convert_type(
             high, jnp.bfloat16

@@ -46,7 +46,7 @@ def decode(blocks: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> ja
         )
     # [..., K/32, 16 bytes, 2 nibbles], each scale beside its block's codes.
     codes = blocks.reshape(*scales.shape, bytes_per_block, 1) >> jnp.array([0, 4], jnp.uint8)
-    bits = _bfloat16_bits(codes.astype(jnp.int32), scales[..., None, None].astype(jnp.int32))
+    bits = bfloat16_bits(codes.astype(jnp.int32), scales[..., None, None].astype(jnp.int32))
     if dtype == jnp.float32:
         weights = jax.lax.bitcast_convert_type(bits << 16, jnp.float32)
     else:
@@ -54,7 +54,7 @@ def decode(blocks: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> ja
     return weights.reshape(*blocks.shape[:-1], blocks.shape[-1] * 2)
 
 
-def _bfloat16_bits(codes: jax.Array, scales: jax.Array) -> jax.Array:
+def bfloat16_bits(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """The bfloat16 patterns, as int32, of codes (int32, low four bits) times 2^(scales − 127) (int32).
 
     Made of integers because float arithmetic loses the subnormal numbers: XLA flushes them to zero.

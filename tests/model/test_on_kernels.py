@@ -1,4 +1,4 @@
-"""The embedded model on the TPU kernels, run as plain JAX, does what it does on the references."""
+"""The embedded model on the TPU and GPU kernels, run as plain JAX, does what it does on the references."""
 
 from __future__ import annotations
 
@@ -50,6 +50,15 @@ def test_logits_on_kernels_equal_those_on_references(on_references: Transformer,
         actual = logits(model)
     real = np.s_[0, :], np.s_[1, :70]
     for rows in real:
+        difference = jnp.abs(actual[rows] - expected[rows]).max() / jnp.abs(expected[rows]).max()
+        assert difference < 1e-5
+
+
+def test_logits_on_gpu_kernels_equal_those_on_references(on_references: Transformer) -> None:
+    with using("gpu-interpret"):
+        actual = logits(on_references)
+    expected = logits(on_references)
+    for rows in (np.s_[0, :], np.s_[1, :70]):
         difference = jnp.abs(actual[rows] - expected[rows]).max() / jnp.abs(expected[rows]).max()
         assert difference < 1e-5
 
