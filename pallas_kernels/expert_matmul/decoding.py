@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.mxfp4.format import BLOCK_SIZE
-from pallas_kernels.mxfp4.tiled import LANES, RUN, TAIL, Form, padded_inputs
+from pallas_kernels.mxfp4.tiled import LANES, RUN, Form, padded_inputs
 
 WEIGHT_DTYPE = jnp.float8_e5m2
 _SUBLANES = 8
@@ -177,6 +177,3 @@ def _shift_right(words: jax.Array, bits: int) -> jax.Array:
 
 def _int32(bits: int) -> np.int32:
     return np.uint32(bits).view(np.int32)
-
-
-__all__ = ["TAIL", "WEIGHT_DTYPE", "narrow_product", "product", "units", "wide_product"]
