@@ -193,3 +193,7 @@ def test_padding_may_stand_before_the_tokens_where_there_is_no_ring(mode: str) -
         out = prefill(*map(jnp.asarray, (*case_shifted, shift(positions), sinks)), window=4)
     expected = prefill(*map(jnp.asarray, (*map(case.chunk, (q, k, v)), positions, sinks)), window=4)
     np.testing.assert_allclose(np.roll(out, -5, axis=1), expected, rtol=0, atol=1e-5)
+
+
+def test_the_simulator_finds_no_race_and_no_read_out_of_bounds_in_chunks_over_pages() -> None:
+    run_pages(Chunk((5, 0), (4, 2), 8, room=16), 4, "tpu-simulate")
