@@ -263,7 +263,7 @@ def _needs(
     model: Model, inputs: Sequence[tuple[jax.Array, Route]], bits: float = 4.25
 ) -> tuple[float, float]:
     """Bytes and operations of the average call."""
-    chosen = np.mean([len(np.unique(np.asarray(route.experts))) for _, route in inputs])
+    chosen = float(np.mean([len(np.unique(np.asarray(route.experts))) for _, route in inputs]))
     tokens = inputs[0][0].shape[0]
     activations = 2 * 2 * tokens * model.hidden
     return chosen * model.expert_bytes * bits / 4.25 + activations, tokens * ACTIVE * model.pair_flops
