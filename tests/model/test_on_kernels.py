@@ -63,6 +63,18 @@ def test_logits_on_gpu_kernels_equal_those_on_references(on_references: Transfor
         assert difference < 1e-5
 
 
+def test_bfloat16_on_kernels_is_as_near_to_float32_as_on_references(on_references: Transformer) -> None:
+    exact = logits(on_references)
+
+    def distance(model: Transformer) -> float:
+        difference = logits(model) - exact
+        return float(jnp.sqrt(jnp.square(jnp.concatenate([difference[0], difference[1, :70]])).mean()))
+
+    noise = distance(load("tiny", jnp.bfloat16))
+    with using("tpu-interpret", "v6e"):
+        assert distance(load("tiny", jnp.bfloat16)) < 1.5 * noise
+
+
 def test_experts_stay_as_published_where_no_tpu_kernel_runs(on_references: Transformer) -> None:
     assert all(isinstance(layer.moe.experts, Experts) for layer in on_references.layers)
 
