@@ -15,6 +15,7 @@ _INPUT_ERRORS = {
     "gptoss_jax.batch.rows": "RowError",
     "gptoss_jax.engine.request": "RequestError",
     "harmony.errors": "HarmonyFormatError",
+    "pallas_kernels.platform": "PlatformError",
 }
 
 

@@ -49,6 +49,10 @@ _DEVICE_KINDS: dict[str, Chip] = {
 logger = logging.getLogger("pallas_kernels")
 
 
+class PlatformError(ValueError):
+    """A setting that does not exist, or a device that the kernels are not made for."""
+
+
 class Setting(NamedTuple):
     """What `using` was called with."""
 
@@ -72,11 +76,11 @@ _context = jax.make_user_context(default_value=None)
 def using(mode: str = "auto", chip: Chip | None = None) -> Iterator[None]:
     """Runs, or traces for compilation, what is inside with kernels of that mode and for that TPU generation.
 
-    Raises ValueError for a mode that is not one of `MODES` or a chip that is not one of `CHIPS`.
+    Raises PlatformError for a mode that is not one of `MODES` or a chip that is not one of `CHIPS`.
     """
     setting = Setting(_checked_mode(mode, "mode"), chip)
     if chip is not None and chip not in CHIPS:
-        raise ValueError(f"chip is {chip!r}: it must be one of {', '.join(CHIPS)}")
+        raise PlatformError(f"chip is {chip!r}: it must be one of {', '.join(CHIPS)}")
     with _context(setting):
         yield
 
@@ -84,8 +88,8 @@ def using(mode: str = "auto", chip: Chip | None = None) -> Iterator[None]:
 def choose(operation: str, implementations: tuple[Implementation, ...]) -> Choice:
     """The implementation of `operation` to run now, one of `implementations`.
 
-    Where the platform's own kernel does not exist, the reference runs. Raises ValueError if the setting asks
-    for a kernel by name that the operation does not have.
+    Where the platform's own kernel does not exist, the reference runs. Raises PlatformError if the setting
+    asks for a kernel by name that the operation does not have, or the TPU is one without kernels.
     """
     setting = _context.value or Setting(_checked_mode(_environment(), ENVIRONMENT_VARIABLE), None)
     name, _, suffix = setting.mode.partition("-")
@@ -94,11 +98,11 @@ def choose(operation: str, implementations: tuple[Implementation, ...]) -> Choic
         if name not in implementations:
             name = "reference"
     if name not in implementations:
-        raise ValueError(f"{operation} has no {name} kernel: it has {', '.join(implementations)}")
+        raise PlatformError(f"{operation} has no {name} kernel: it has {', '.join(implementations)}")
     interpret: Any = suffix == "interpret"
     if suffix == "simulate":
         interpret = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
-    chip = setting.chip or _attached_chip()
+    chip = setting.chip or (_attached_chip() if name == "tpu" else "v5e")
     _say(operation, name, suffix, chip if name == "tpu" else "")
     return Choice(name, interpret, chip)  # type: ignore[arg-type]
 
@@ -109,7 +113,7 @@ def _environment() -> str:
 
 def _checked_mode(mode: str, name: str) -> str:
     if mode not in MODES:
-        raise ValueError(f"{name} is {mode!r}: it must be one of {', '.join(MODES)}")
+        raise PlatformError(f"{name} is {mode!r}: it must be one of {', '.join(MODES)}")
     return mode
 
 
@@ -118,7 +122,10 @@ def _attached_chip() -> Chip:
     """The generation of the TPU at hand; v5e, whose layout v5p and v6e share, where there is none."""
     kind = jax.devices()[0].device_kind if jax.default_backend() == "tpu" else "TPU v5e"
     if kind not in _DEVICE_KINDS:
-        raise ValueError(f"this TPU is a {kind!r}: the kernels are made for {', '.join(CHIPS)}")
+        raise PlatformError(
+            f"this TPU is a {kind!r}: the kernels are made for {', '.join(CHIPS)}; "
+            f"{ENVIRONMENT_VARIABLE}=reference runs without them"
+        )
     return _DEVICE_KINDS[kind]
 
 

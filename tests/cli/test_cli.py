@@ -71,3 +71,10 @@ def test_wrong_input_is_code_2_and_one_line_that_names_it(arguments, words, caps
     (line,) = captured.err.splitlines()
     assert line.startswith("gptoss-jax: ")
     assert words in line
+
+
+def test_a_wrong_setting_of_the_kernels_is_code_2_and_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("GPTOSS_JAX_KERNELS", "fast")
+    assert cli.main(["generate", "hello"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gptoss-jax: GPTOSS_JAX_KERNELS is 'fast': it must be one of auto, ")

@@ -29,6 +29,21 @@ def test_an_accelerator_runs_its_own_kernel_or_the_reference(
     assert choose("x", ("reference",)).implementation == "reference"
 
 
+def test_a_tpu_without_kernels_is_named_and_can_run_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OldTpu:
+        device_kind = "TPU v4"
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setattr(jax, "devices", lambda: [OldTpu()])
+    platform._attached_chip.cache_clear()
+    with pytest.raises(
+        platform.PlatformError, match=r"^this TPU is a 'TPU v4': .*=reference runs without them$"
+    ):
+        choose("x", ("reference", "tpu"))
+    with using("reference"):
+        assert choose("x", ("reference", "tpu")).implementation == "reference"
+
+
 def test_a_function_is_traced_again_under_another_setting() -> None:
     seen = []
 
