@@ -44,9 +44,8 @@ def assert_within_bound(actual: np.ndarray, expected: np.ndarray, size_of_terms:
     """float32: 1e-5 of the terms. bfloat16: what bf16 shares can lose, 2⁻⁸ of the terms, and 2 ulp of the
     result.
 
-    A share rounded to bf16 is off by at most 2⁻⁹ of itself, and so is the weighted sum, relative to Σ share
-    · |value|; twice that leaves room for the rounding of the sum that divides it. An ulp of bf16 is at most
-    2⁻⁷ of a number.
+    A share rounded to bf16, whose significand has 8 bits, is off by at most 2⁻⁸ of itself, and so is the
+    weighted sum, relative to Σ share · |value|. An ulp of bf16 is at most 2⁻⁷ of a number.
     """
     actual = np.asarray(actual)
     if actual.dtype == np.float32:

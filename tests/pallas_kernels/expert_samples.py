@@ -127,15 +127,15 @@ def assert_close(got: np.ndarray, want: Expected) -> None:
     its terms; for the n ≤ 320 of these tests that is 5e-7, once in each map, and errors of four times the
     usual size occur. Activations in bfloat16 would be a hundred times worse.
 
-    bfloat16: activations are rounded between the maps, each by at most 2⁻⁹ of itself, so the result is off by
-    at most 2⁻⁹ · Σ |terms|; beyond that, 2 ulp of bfloat16 for its own rounding, and float32's bound.
+    bfloat16: activations are rounded between the maps, each by at most 2⁻⁸ of itself (a significand
+    has 8 bits), so the result is off by at most 2⁻⁸ · Σ |terms|; beyond that, 2 ulp of bfloat16 for its own rounding, and float32's bound.
     """
     got = np.asarray(got)
     assert got.shape == want.values.shape
     bound = np.full(want.values.shape, 1e-5 * np.abs(want.values).max(initial=0))
     if got.dtype == ml_dtypes.bfloat16:
         ulp = np.ldexp(1.0, np.frexp(want.values)[1] - 8)
-        bound += 2.0**-9 * want.terms + 2 * ulp
+        bound += 2.0**-8 * want.terms + 2 * ulp
     else:
         assert got.dtype == np.float32
     error = np.abs(got.astype(np.float64) - want.values)
