@@ -76,10 +76,11 @@ def decode_ring(
 ) -> jax.Array:
     """One query of each sequence attends to the last `window` keys, itself included, of a ring.
 
-    q [B, H, h] at int32 positions [B], negative where there is no token; ring [B, K, W, 2h], W ≥ window
-    rows [K | V] in any order; held int32 [B, W], the position of each, negative where it holds none (it
-    may then hold anything that is finite); sinks [H]. Returns [B, H, h] in q's dtype, zeros where nothing
-    is seen.
+    q [B, H, h] at int32 positions [B], negative where there is no token; ring [N, U, R, W, L], the entries
+    of W ≥ window tokens in any order, those of sequence b in row b: rows from B on are not read. held int32
+    [B, W]: the position of each, negative where there is none (it may then hold anything that is finite);
+    those outside the window, after the query's own too, are not seen. sinks [H]. Returns [B, H, h] in q's
+    dtype, zeros where nothing is seen.
     """
     choice = choose("attention.decode_ring", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
@@ -106,9 +107,10 @@ def prefill(
 
     q [B, T, H, h]; k, v [B, T, K, h]; int32 positions [B, T], consecutive, negative where there is no
     token: behind the tokens, or, without a ring, also before them. sinks [H]. ring [B, U, R, W, L] and held
-    int32 [B, W] as they were before this chunk, the entry of position p at index p mod W. `window`: how
-    many keys a query sees, itself included; None for all. Returns [B, T, H, h] in q's dtype, zeros where
-    there is no token.
+    int32 [B, W ≥ window - 1] as they were before this chunk, the entry of position p at index p mod W; held
+    positions outside a query's window are not seen, nor those from the chunk's first on. `window`: how many
+    keys a query sees, itself included; None for all. Returns [B, T, H, h] in q's dtype, zeros where there is
+    no token.
     """
     choice = choose("attention.prefill", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
@@ -123,7 +125,7 @@ def prefill(
 def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
     """Puts entries into a pool of pages; give the pool away (donate it), and nothing is copied.
 
-    pool [N, U, R, P, L]. When decoding, entries [B, U, R, L] at int32 pages [B], all different, and rows
+    pool [N, U, R, P, L], or rings: a ring is a page of W tokens. When decoding, entries [B, U, R, L] at int32 pages [B], all different, and rows
     [B] within them; chunks are entries [B, T, U, R, L] at pages [B, T] and rows [B, T]. An entry whose page
     is not one of the N is dropped.
     """

@@ -16,6 +16,8 @@ from pallas_kernels.inspect.case import STEP_BATCHES, STEP_CONTEXT, Call, Case, 
 from pallas_kernels.platform import Chip
 
 HEADS, KV_HEADS, HEAD_SIZE, WINDOW = 64, 8, 64, 128
+RING = WINDOW + 16
+"""Tokens in a ring: the window, and the slack of an engine that can take back the tokens of one dispatch."""
 PAGE = 128
 _UNITS, _ROWS, _LANES = entry_layout(KV_HEADS, HEAD_SIZE)
 _LAYERS: dict[Model, int] = {"20b": 12, "120b": 18}
@@ -123,11 +125,11 @@ def _prompt(chip: Chip) -> Case:
 
 
 def _ring(chip: Chip, model: Model, batch: int) -> Case:
-    ring = (batch, _UNITS, _ROWS, WINDOW, _LANES)
+    ring = (batch, _UNITS, _ROWS, RING, _LANES)
     shapes = [
         ((batch, HEADS, HEAD_SIZE), jnp.bfloat16),
         ((_RINGS, *ring[1:]), jnp.bfloat16),
-        ((batch, WINDOW), jnp.int32),
+        ((batch, RING), jnp.int32),
         ((batch,), jnp.int32),
         ((HEADS,), jnp.bfloat16),
     ]

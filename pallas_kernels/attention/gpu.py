@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.attention.layout import EntryLayout, heads_per_unit, pack
-from pallas_kernels.attention.reference import LOWEST_SINK
+from pallas_kernels.attention.reference import LOWEST_SINK, held_before
 
 LOG2E = math.log2(math.e)
 _ROWS = 16
@@ -117,7 +117,7 @@ def prefill(
     if ring is not None and held is not None:
         before = held.shape[1]
         entries = jnp.concatenate([ring, entries.astype(ring.dtype)], axis=3)
-        key_positions = jnp.concatenate([held, positions], axis=1)
+        key_positions = jnp.concatenate([held_before(held, positions), positions], axis=1)
     # Tokens and their keys are in the same order, so a tile's window is known by its place in the chunk.
     start = jnp.tile(jnp.arange(0, length, _TOKENS, dtype=jnp.int32), batch)
     end = jnp.minimum(start + _TOKENS, length) + before

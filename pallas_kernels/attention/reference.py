@@ -87,7 +87,7 @@ def decode_ring(
     window: int | jax.Array,
 ) -> jax.Array:
     """See `pallas_kernels.attention.decode_ring`."""
-    entries = jnp.moveaxis(ring, 3, 1)
+    entries = jnp.moveaxis(ring[: q.shape[0]], 3, 1)
     return attend_entries(q[:, None], entries, sinks, positions[:, None], held, window)[:, 0]
 
 
@@ -105,12 +105,20 @@ def prefill(
     """See `pallas_kernels.attention.prefill`."""
     key_positions = positions
     if ring is not None and held is not None:
+        held = held_before(held, positions)
         old_k, old_v = unpack(
             jnp.where((held >= 0)[:, :, None, None, None], jnp.moveaxis(ring, 3, 1), 0), q.shape[-1]
         )
         k, v = jnp.concatenate([old_k, k], axis=1), jnp.concatenate([old_v, v], axis=1)
         key_positions = jnp.concatenate([held, positions], axis=1)
     return attend(q, k, v, sinks, sees(positions, key_positions, window))
+
+
+def held_before(held: jax.Array, positions: jax.Array) -> jax.Array:
+    """What a ring holds from before a chunk, int32 [B, W]: -1 for positions that the chunk, int32 [B, T], has
+    itself. A ring holds such where tokens were taken back.
+    """
+    return jnp.where(held < positions[:, :1], held, -1)
 
 
 def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:

@@ -80,7 +80,7 @@ def _keys_before(
     ring: jax.Array, held: jax.Array, first: jax.Array, count: int, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The ring's keys and values [B, count, K, h] at the `count` positions before int32 first [B, 1], and
-    bool [B, count], whether it holds them.
+    bool [B, count], whether it holds them. What it holds of other positions is left.
     """
     wanted = first - count + jnp.arange(count)
     index = wanted % ring.shape[3]

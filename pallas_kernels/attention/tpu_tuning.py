@@ -17,6 +17,9 @@ last one is 1 % faster at 1,024 keys and 4 % slower at 8,192. `decode_ring`, 64 
     all sequences of a step at once (v6e: 2 MiB a step)              0.42  0.62  0.83  1.51
     two units' rings in one product of the 256 wide matrix units              0.56  1.03
     4 MiB a step, on 7x only                                                           0.77
+    rings of 144 keys instead of 128, fewer of them a step           0.65  0.97  1.02  1.46
+    a quarter more bytes a step                                      0.42  0.61  0.81  1.33
+    two units' rings in one product all the same                     0.47  0.65  0.55  0.86
 
 Short sequences do not reach the memory's speed on 7x: a step takes 1,150 cycles there at least, in which
 1.8 MiB could be read, 945 keys. So of a block only as much is computed as a sequence has (all, 1/2, 1/4,
@@ -48,10 +51,10 @@ class Blocks(NamedTuple):
 
 
 BLOCKS: dict[Chip, Blocks] = {
-    "v5e": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=1 << 20, cores=1, matrix_width=128),
-    "v5p": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=1 << 20, cores=2, matrix_width=128),
-    "v6e": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=2 << 20, cores=1, matrix_width=256),
-    "7x": Blocks(page_bytes=4 << 20, page_buffers=3, ring_bytes=4 << 20, cores=1, matrix_width=256),
+    "v5e": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=5 << 18, cores=1, matrix_width=128),
+    "v5p": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=5 << 18, cores=2, matrix_width=128),
+    "v6e": Blocks(page_bytes=2 << 20, page_buffers=3, ring_bytes=5 << 19, cores=1, matrix_width=256),
+    "7x": Blocks(page_bytes=4 << 20, page_buffers=3, ring_bytes=5 << 20, cores=1, matrix_width=256),
 }
 
 

@@ -110,12 +110,16 @@ def test_any_lengths_and_any_scattering_of_pages_give_attention(
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """Sequences whose newest token stands at `positions`, in rings of `width` rows that began at `start`."""
+    """Sequences whose newest token stands at `positions`, in rings of `width` rows that began at `start`.
+
+    `taken_back`: so many later tokens were written, too. Further rings, of no sequence, hold NaN.
+    """
 
     positions: tuple[int, ...]
     window: int
     width: int = 8
     start: int = 0
+    taken_back: int = 0
     kv_heads: int = 2
     group: int = 3
     size: int = 32
@@ -128,19 +132,22 @@ class Ring:
         batch, heads, width = len(self.positions), self.kv_heads * self.group, self.width
         q = random(generator, (batch, heads, self.size), self.dtype, scale=2.0)
         layout = entry_layout(self.kv_heads, self.size)
-        ring = random(generator, (batch, *layout[:2], width, layout.lanes), self.dtype, scale=30.0)
+        ring = random(generator, (batch + 2, *layout[:2], width, layout.lanes), self.dtype, scale=30.0)
+        ring[batch:] = np.nan
         held = np.full((batch, width), -1, np.int32)
         sinks = generator.standard_normal(heads).astype(q.dtype)
         if self.sink is not None:
             sinks = np.full_like(sinks, self.sink)
         rows = []
         for row, position in enumerate(self.positions):
-            written = range(max(self.start, position - width + 1), position + 1)
+            end = position + 1 + (self.taken_back if position >= 0 else 0)
+            written = range(max(self.start, end - width), end)
             keys, values = random(generator, (2, len(written), self.kv_heads, self.size), self.dtype)
             entries = np.asarray(pack(keys, values, layout))
             for at, entry in zip(written, entries, strict=True):
                 ring[row, :, :, at % width], held[row, at % width] = entry, at
-            seen = slice(max(0, len(written) - self.window), None)
+            stop = max(position + 1 - written.start, 0)
+            seen = slice(max(0, stop - self.window), stop)
             rows.append(
                 [np.concatenate([keys[seen, k], values[seen, k]], axis=-1) for k in range(self.kv_heads)]
             )
@@ -163,6 +170,10 @@ RINGS = {
         (500, 127, -1, 3), window=128, width=128, kv_heads=4, group=8, size=64
     ),
     "bfloat16": Ring((300, 5, -1, 64), window=128, width=128, group=8, size=64, dtype="bfloat16"),
+    "tokens taken back": Ring((20, 3, -1, 7), window=5, taken_back=3),
+    "the engine's ring": Ring(
+        (500, 127, -1, 3), 128, 144, taken_back=16, kv_heads=4, group=8, size=64, dtype="bfloat16"
+    ),
 }
 
 
@@ -210,7 +221,7 @@ def test_every_window_from_1_to_129_shows_exactly_its_keys(mode: str) -> None:
 def test_any_positions_in_any_ring_give_attention(
     mode: str, positions: list[int], window: int, start: int, dtype: str, seed: int
 ) -> None:
-    Ring(tuple(positions), window, 8, start, dtype=dtype, seed=seed).check(mode)
+    Ring(tuple(positions), window, 8, start, 8 - window, dtype=dtype, seed=seed).check(mode)
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,10 @@ def test_any_chunk_behind_any_prefix_gives_attention_over_pages(
     run_pages(Chunk(tuple(firsts), tuple(counts), 40, seed=seed), 8, mode)
 
 
-def run_ring(case: Chunk, width: int, mode: str) -> None:
-    """The last `width` keys before each chunk stand in a ring, rubbish elsewhere in it."""
+def run_ring(case: Chunk, width: int, mode: str, taken_back: int = 0) -> None:
+    """The last `width` keys before each chunk stand in a ring, rubbish elsewhere in it, and at later positions:
+    tokens that were `taken_back`.
+    """
     q, k, v, sinks = case.tokens()
     layout = entry_layout(case.kv_heads, case.size)
     generator = np.random.default_rng(case.seed)
@@ -143,6 +145,8 @@ def run_ring(case: Chunk, width: int, mode: str) -> None:
     for row, first in enumerate(case.firsts):
         for at in range(max(0, first - width), first):
             ring[row, :, :, at % width], held[row, at % width] = entries[row, at], at
+        for at in range(first, first + taken_back):
+            ring[row, :, :, at % width], held[row, at % width] = 5, at
     arrays = map(jnp.asarray, (*map(case.chunk, (q, k, v)), case.positions(), sinks, ring, held))
     with using(mode):
         out = prefill(*arrays, window=case.window)
@@ -167,6 +171,15 @@ RINGS = {
 @pytest.mark.parametrize(("case", "width"), RINGS.values(), ids=RINGS)
 def test_a_chunk_sees_the_ring_before_it_and_itself(case: Chunk, width: int, mode: str) -> None:
     run_ring(case, width, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("taken_back", [0, 3, 16])
+def test_a_chunk_sees_its_window_of_a_longer_ring_and_nothing_that_was_taken_back(
+    mode: str, taken_back: int
+) -> None:
+    case = Chunk((5, 100, 300), (20, 20, 3), 20, window=128, group=8, size=64, room=304)
+    run_ring(case, 144, mode, taken_back)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -24,7 +24,7 @@ def expected(pool: np.ndarray, entries: np.ndarray, pages: np.ndarray, rows: np.
 
 @pytest.mark.parametrize("mode", ["reference", "tpu-interpret", "tpu-simulate", "gpu-interpret"])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("length", [1, 12, 48], ids="page of {}".format)
+@pytest.mark.parametrize("length", [1, 12, 48, 144], ids="page of {}".format)
 def test_one_entry_of_each_sequence_goes_to_its_row_and_nothing_else_changes(
     mode: str, dtype: type, length: int
 ) -> None:
