@@ -125,9 +125,9 @@ def prefill(
 def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
     """Puts entries into a pool of pages; give the pool away (donate it), and nothing is copied.
 
-    pool [N, U, R, P, L], or rings: a ring is a page of W tokens. When decoding, entries [B, U, R, L] at int32 pages [B], all different, and rows
-    [B] within them; chunks are entries [B, T, U, R, L] at pages [B, T] and rows [B, T]. An entry whose page
-    is not one of the N is dropped.
+    pool [N, U, R, P, L], or rings: a ring is a page of W tokens. When decoding, entries [B, U, R, L] at int32
+    pages [B], all different, and rows [B] within them; chunks are entries [B, T, U, R, L] at pages [B, T] and
+    rows [B, T]. An entry whose page is not one of the N is dropped.
     """
     # On GPUs the reference is the kernel: XLA makes one of its scatter.
     choice = choose("attention.store_entries", ("reference", "tpu", "gpu"))

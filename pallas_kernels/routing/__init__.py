@@ -2,7 +2,7 @@
 
 On TPUs one kernel does each of the three operations here, `route_and_schedule` in a single launch; on GPUs
 `route` and `schedule_tiles` are a launch each; elsewhere, and for sizes that a kernel does not take, it is
-plain JAX. `parallel` is for experts spread over a mesh axis.
+plain JAX. `parallel` is for experts spread over a mesh.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import jax
 
 from pallas_kernels import platform
 from pallas_kernels.routing import gpu, reference, tpu
-from pallas_kernels.routing.parallel import gathered_experts, local_experts, reduced_experts
+from pallas_kernels.routing.parallel import local_experts, spread_experts
 from pallas_kernels.routing.reference import Groups, Route, Schedule, group_by_expert, schedule_rows
 
 __all__ = [
     "Groups",
     "Route",
     "Schedule",
-    "gathered_experts",
     "group_by_expert",
     "local_experts",
-    "reduced_experts",
     "route",
     "route_and_schedule",
     "schedule_rows",
     "schedule_tiles",
+    "spread_experts",
 ]
 
 

@@ -1,16 +1,17 @@
-"""Experts spread over a mesh axis: each device holds a slice of them. For use inside `jax.shard_map`.
+"""Experts spread over two mesh axes: each device holds a slice of them. For use inside `jax.shard_map`.
 
-Two forms, for the two ways in which tokens may lie on that axis:
+The two axes are the two ways in which tokens may lie:
 
-*reduced*: every device has all tokens (decoding, where the axis is also the tensor-parallel one). Each runs
-its own experts on them, and a sum over the axis puts the results together.
+*reduced*: the devices of the axis have the same tokens (it is also the tensor-parallel one). Each runs its
+own experts on them, and a sum over the axis puts the results together.
 
-*gathered*: each device has its own tokens (prefill, data parallelism). Tokens and routes are gathered, each
-device runs its own experts on all of them, and a scattering sum brings every token's result home.
+*gathered*: each device has its own tokens. Tokens and routes are gathered, each device runs its own experts
+on all of them, and a scattering sum brings every token's result home. Where both axes are at work that comes
+first, so that the other sum moves a device's own tokens only.
 
-Both compute every (token, expert) pair exactly once, whatever the router does. An all-to-all that moves only
+Every (token, expert) pair is computed exactly once, whatever the router does. An all-to-all that moves only
 the rows that a device's experts need would have to fix how many those may be: jax's shapes are static. Either
-it reserves room for the worst case, which is all tokens of all devices, what *gathered* holds anyway, or it
+it reserves room for the worst case, which is all tokens of all devices, what gathering holds anyway, or it
 sets a capacity and drops what does not fit, which changes the model's answers. `jax.lax.ragged_all_to_all`
 has ragged sizes, but its output buffer is static too, with the same choice to make.
 """
@@ -38,26 +39,40 @@ def local_experts(route: Route, first: jax.Array | int, count: int) -> Route:
     return Route(jnp.where((ids >= 0) & (ids < count), ids, count).astype(jnp.int32), route.weights)
 
 
-def reduced_experts(experts: Experts, x: jax.Array, route: Route, num_experts: int, axis: str) -> jax.Array:
-    """x [T, D] and its route, the same on every device of `axis` → [T, D], likewise.
+def spread_experts(
+    experts: Experts,
+    x: jax.Array,
+    route: Route,
+    num_experts: int,
+    *,
+    gather_axis: str,
+    reduce_axis: str,
+) -> jax.Array:
+    """x [T, D] and its route: a device's own tokens, T the same on all devices of `gather_axis`, and the same
+    tokens on all devices of `reduce_axis` → [T, D], likewise.
 
-    `experts` runs on the device's slice: num_experts / (size of the axis) experts, in the order of the axis.
-    Results are summed in float32. Raises ValueError if the axis does not divide the experts.
+    `experts` runs on the device's slice of the experts: with n the product of the two axes' sizes, number
+    (index on `gather_axis`) · (size of `reduce_axis`) + (index on `reduce_axis`) of n equal slices. Devices'
+    results are summed in float32. An axis of size 1 costs nothing; two of them leave the call of `experts`
+    alone. Raises ValueError if the devices do not divide the experts.
     """
-    partial = experts(x, _local(route, num_experts, axis))
-    return jax.lax.psum(partial.astype(jnp.float32), axis).astype(x.dtype)
-
-
-def gathered_experts(experts: Experts, x: jax.Array, route: Route, num_experts: int, axis: str) -> jax.Array:
-    """As `reduced_experts`, for x [T, D] and a route of this device's own tokens; T is the same on all."""
-    everyone, routes = jax.lax.all_gather((x, route), axis, tiled=True)
-    partial = experts(everyone, _local(routes, num_experts, axis))
-    return jax.lax.psum_scatter(partial.astype(jnp.float32), axis, tiled=True).astype(x.dtype)
-
-
-def _local(route: Route, num_experts: int, axis: str) -> Route:
-    size = jax.lax.axis_size(axis)
-    if num_experts < size or num_experts % size:
-        raise ValueError(f"{num_experts} experts do not divide over the {size} devices of axis {axis!r}")
-    count = num_experts // size
-    return local_experts(route, jax.lax.axis_index(axis) * count, count)
+    gathered, reduced = jax.lax.axis_size(gather_axis), jax.lax.axis_size(reduce_axis)
+    devices = gathered * reduced
+    if num_experts < devices or num_experts % devices:
+        raise ValueError(
+            f"{num_experts} experts do not divide over the {gathered} × {reduced} devices of the axes "
+            f"{gather_axis!r} and {reduce_axis!r}"
+        )
+    if devices == 1:
+        return experts(x, route)
+    dtype = x.dtype
+    if gathered > 1:
+        x, route = jax.lax.all_gather((x, route), gather_axis, tiled=True)
+    count = num_experts // devices
+    index = jax.lax.axis_index(gather_axis) * reduced + jax.lax.axis_index(reduce_axis)
+    result = experts(x, local_experts(route, index * count, count)).astype(jnp.float32)
+    if gathered > 1:
+        result = jax.lax.psum_scatter(result, gather_axis, tiled=True)
+    if reduced > 1:
+        result = jax.lax.psum(result, reduce_axis)  # of a device's own tokens only
+    return result.astype(dtype)

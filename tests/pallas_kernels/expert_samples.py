@@ -127,8 +127,9 @@ def assert_close(got: np.ndarray, want: Expected) -> None:
     its terms; for the n ≤ 320 of these tests that is 5e-7, once in each map, and errors of four times the
     usual size occur. Activations in bfloat16 would be a hundred times worse.
 
-    bfloat16: activations are rounded between the maps, each by at most 2⁻⁸ of itself (a significand
-    has 8 bits), so the result is off by at most 2⁻⁸ · Σ |terms|; beyond that, 2 ulp of bfloat16 for its own rounding, and float32's bound.
+    bfloat16: activations are rounded between the maps, each by at most 2⁻⁸ of itself (a significand has 8
+    bits), so the result is off by at most 2⁻⁸ · Σ |terms|; beyond that, 2 ulp of bfloat16 for its own
+    rounding, and float32's bound.
     """
     got = np.asarray(got)
     assert got.shape == want.values.shape

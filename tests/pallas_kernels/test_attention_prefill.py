@@ -133,8 +133,8 @@ def test_any_chunk_behind_any_prefix_gives_attention_over_pages(
 
 
 def run_ring(case: Chunk, width: int, mode: str, taken_back: int = 0) -> None:
-    """The last `width` keys before each chunk stand in a ring, rubbish elsewhere in it, and at later positions:
-    tokens that were `taken_back`.
+    """The last `width` keys before each chunk stand in a ring, rubbish elsewhere in it, and at later
+    positions, of tokens that were `taken_back`.
     """
     q, k, v, sinks = case.tokens()
     layout = entry_layout(case.kv_heads, case.size)

@@ -15,7 +15,7 @@ from pallas_kernels.expert_matmul.tpu import MOST_RESIDENT_TOKENS, plan_for
 from pallas_kernels.inspect.chips import facts
 from pallas_kernels.mxfp4.tiled import LANES
 from pallas_kernels.platform import CHIPS, Chip, using
-from pallas_kernels.routing import Route, reduced_experts, schedule_rows
+from pallas_kernels.routing import Route, schedule_rows, spread_experts
 
 pytest.importorskip("libtpu", reason="the TPU compiler (libtpu) is not installed")
 
@@ -28,14 +28,14 @@ MIB = 2**20
 def check_compiled(chip: Chip, num_experts: int, devices: int, tokens: int, *, wide: bool = False) -> None:
     """Compiles one layer's experts; held to the memory that its arguments and its rows take."""
     described = topologies.get_topology_desc(platform="tpu", topology_name=EIGHT[chip]).devices
-    mesh = Mesh(np.array(described[:devices]), ("expert",))
-    everywhere, shared = PartitionSpec(), PartitionSpec("expert")
+    mesh = Mesh(np.array(described[:devices]).reshape(1, devices), ("expert", "tensor"))
+    everywhere, shared = PartitionSpec(), PartitionSpec(("expert", "tensor"))
 
     def layer(x: jax.Array, route: Route, experts: TiledExperts) -> jax.Array:
         def mine(x: jax.Array, local: Route) -> jax.Array:
             return expert_mlp(x, local, experts.gate_up, experts.down, SWIGLU_LIMIT)
 
-        return mine(x, route) if devices == 1 else reduced_experts(mine, x, route, num_experts, "expert")
+        return spread_experts(mine, x, route, num_experts, gather_axis="expert", reduce_axis="tensor")
 
     def described_array(shape: tuple[int, ...], dtype: np.dtype, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))

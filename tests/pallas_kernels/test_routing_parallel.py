@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from pallas_kernels.routing import Route, local_experts, reduced_experts
+from pallas_kernels.routing import Route, local_experts, spread_experts
 
 HERE = Path(__file__).parent
 
@@ -37,13 +37,14 @@ def test_a_device_sees_its_own_experts_counted_from_zero_and_nobody_elses() -> N
     np.testing.assert_array_equal(local.weights, weights)
 
 
-def test_an_axis_that_does_not_divide_the_experts_is_refused() -> None:
-    mesh = Mesh(np.array(jax.devices()[:1]), ("expert",))
+def test_axes_that_do_not_divide_the_experts_are_refused() -> None:
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("expert", "tensor"))
     route = Route(np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32))
 
     def run(x: jax.Array) -> jax.Array:
-        return reduced_experts(lambda x, _: x, x, route, 0, "expert")
+        return spread_experts(lambda x, _: x, x, route, 0, gather_axis="expert", reduce_axis="tensor")
 
     spec = PartitionSpec()
-    with pytest.raises(ValueError, match="0 experts do not divide over the 1 devices of axis 'expert'"):
+    message = "^0 experts do not divide over the 1 × 1 devices of the axes 'expert' and 'tensor'"
+    with pytest.raises(ValueError, match=message):
         jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)(np.zeros((2, 4), np.float32))
