@@ -1,0 +1,12 @@
+"""Answers three questions with the checkpoint that is in the package; give a folder to use another."""
+
+import sys
+
+from gptoss_jax import LLM, SamplingParams
+
+questions = ["What is 214 + 387?", "Calculate 905 minus 467.", "340+125=?"]
+
+with LLM(sys.argv[1] if len(sys.argv) > 1 else "tiny") as llm:
+    outputs = llm.generate(questions, SamplingParams(temperature=0), effort="low")
+    for question, output in zip(questions, outputs, strict=True):
+        print(question, "→", output.text)

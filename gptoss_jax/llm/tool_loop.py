@@ -1,0 +1,74 @@
+"""The conversation of a model with the functions it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gptoss_jax.llm.answer import text_of
+from gptoss_jax.llm.results import Generation, ToolCall, ToolRun
+from harmony import Author, Conversation, DeveloperContent, HarmonyError, Message, Role, TextContent
+
+if TYPE_CHECKING:
+    from harmony import HarmonyEncoding
+
+
+def declares_functions(conversation: Conversation) -> bool:
+    """Whether a developer message of the conversation declares functions."""
+    return any(
+        isinstance(part, DeveloperContent) and (part.tools or {}).get("functions") is not None
+        for message in conversation
+        for part in message.content
+    )
+
+
+class ToolLoop:
+    """The state between rounds: what was said, and what the model is to be asked next."""
+
+    def __init__(self, conversation: Conversation, encoding: HarmonyEncoding) -> None:
+        self._messages = list(conversation.messages)
+        self._encoding = encoding
+        self._rounds = 0
+
+    @property
+    def conversation(self) -> Conversation:
+        """Everything said so far."""
+        return Conversation(messages=list(self._messages))
+
+    def take(self, generation: Generation) -> Sequence[ToolCall]:
+        """Adds what the model said. Its calls, which want results: none if it gave its answer."""
+        self._rounds += 1
+        sample = generation.sample
+        for message in sample.messages:
+            if message.author.role is Role.ASSISTANT:
+                self._messages.append(self._renderable(message))
+        if sample.finish_reason != "tool_calls":
+            return ()
+        return [ToolCall(c.id, c.name, c.arguments, self._renderable(c.message)) for c in sample.tool_calls]
+
+    def add(self, result: Message) -> None:
+        """Adds the result of a call."""
+        self._messages.append(result)
+
+    def finish(self, generation: Generation) -> ToolRun:
+        """What came of it."""
+        return ToolRun(self.conversation, generation, self._rounds)
+
+    def _renderable(self, message: Message) -> Message:
+        """The message, or if its header cannot stand in a prompt, one with the same text that can.
+
+        Models can sample any header, and one such must not end the conversation.
+        """
+        try:
+            self._encoding.render(message)
+            if message.is_call:
+                author = Author(role=Role.TOOL, name=message.recipient)
+                self._encoding.render(Message.from_author_and_content(author, ""))
+        except HarmonyError:
+            plain = Message(
+                author=Author(role=Role.ASSISTANT),
+                content=[TextContent(text=text_of(message))],
+                channel="commentary" if message.is_call else "analysis",
+            )
+            return plain.with_recipient("functions.unknown") if message.is_call else plain
+        return message
