@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,13 +39,19 @@ class Checkpoint(abc.ABC):
         return path if path.exists() else None
 
     @abc.abstractmethod
-    def load(self, shardings: Shardings | None = None, dtype: Any = None) -> dict[str, jax.Array]:
+    def load(
+        self,
+        shardings: Shardings | None = None,
+        dtype: Any = None,
+        padded: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> dict[str, jax.Array]:
         """Every parameter, by canonical name, each placed on its devices as it is read.
 
         Args:
             shardings: where each parameter goes; a process reads only what its own devices hold. None: its
                 first device.
             dtype: what every parameter that is not packed MXFP4 (uint8) becomes; None keeps bfloat16.
+            padded: larger shapes for some parameters, which are filled up with zeros.
         """
 
 
@@ -56,10 +63,16 @@ class SafetensorsCheckpoint(Checkpoint):
         self._tensors: dict[str, StoredTensor] = find_tensors(path, config, layout)
         self._sources: dict[str, Source] = sources(config, layout)
 
-    def load(self, shardings: Shardings | None = None, dtype: Any = None) -> dict[str, jax.Array]:
+    def load(
+        self,
+        shardings: Shardings | None = None,
+        dtype: Any = None,
+        padded: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> dict[str, jax.Array]:
         """See `Checkpoint.load`."""
         specs = parameter_specs(self.config)
-        return place_all({name: (spec, self._reader(name)) for name, spec in specs.items()}, shardings, dtype)
+        readers = {name: (spec, self._reader(name)) for name, spec in specs.items()}
+        return place_all(readers, shardings, dtype, padded)
 
     def read(self, name: str) -> np.ndarray:
         """One parameter, canonical shape and dtype, in host memory."""
@@ -94,9 +107,15 @@ class ConvertedCheckpoint(Checkpoint):
         super().__init__(path, "orbax", config)
         self._arrays = find_arrays(path, config)
 
-    def load(self, shardings: Shardings | None = None, dtype: Any = None) -> dict[str, jax.Array]:
+    def load(
+        self,
+        shardings: Shardings | None = None,
+        dtype: Any = None,
+        padded: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> dict[str, jax.Array]:
         """See `Checkpoint.load`."""
-        return place_all({n: (array.spec, array.read) for n, array in self._arrays.items()}, shardings, dtype)
+        readers = {name: (array.spec, array.read) for name, array in self._arrays.items()}
+        return place_all(readers, shardings, dtype, padded)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

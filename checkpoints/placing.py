@@ -30,9 +30,13 @@ _ALIGNMENT = 64  # of what a CPU device takes over without copying it
 
 
 def place_all(
-    parameters: Mapping[str, tuple[ParameterSpec, Reader]], shardings: Shardings | None, dtype: Any
+    parameters: Mapping[str, tuple[ParameterSpec, Reader]],
+    shardings: Shardings | None,
+    dtype: Any,
+    padded: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, jax.Array]:
     """Stored parameters on their devices, a few at a time; see `place`. No shardings: the first device.
+    `padded`: the shapes of parameters that become larger.
 
     Where memory cannot hold the weights and a copy of their files, the files are not left in the system's
     cache: they would only push each other, or something useful, out.
@@ -43,7 +47,8 @@ def place_all(
     def load(name: str) -> jax.Array:
         spec, read = parameters[name]
         sharding = shardings(name) if shardings else first
-        return place(spec, lambda index, out: read(index, out, once), sharding, dtype)
+        shape = (padded or {}).get(name)
+        return place(spec, lambda index, out: read(index, out, once), sharding, dtype, shape)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(parameters, pool.map(load, parameters), strict=True))
@@ -54,6 +59,7 @@ def place(
     read: Callable[[tuple[slice, ...], np.ndarray], None],
     sharding: jax.sharding.Sharding,
     dtype: Any,
+    padded: tuple[int, ...] | None = None,
 ) -> jax.Array:
     """A stored parameter on its devices; each distinct shard is read once, straight into its own memory.
 
@@ -62,19 +68,31 @@ def place(
         read: a `Reader` without its flag.
         sharding: where it goes.
         dtype: what it becomes unless it is packed (uint8); None: as stored.
+        padded: its shape there, filled up with zeros; None: as stored.
     """
+    shape = padded or spec.shape
     target = spec.dtype if dtype is None or spec.dtype == UINT8 else np.dtype(dtype)
     shards: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        bounds = tuple(part.indices(size)[:2] for part, size in zip(index or (), spec.shape, strict=True))
+        bounds = tuple(part.indices(size)[:2] for part, size in zip(index or (), shape, strict=True))
         if bounds not in shards:
             out = _aligned_empty(tuple(stop - start for start, stop in bounds), target)
-            read(tuple(slice(start, stop) for start, stop in bounds), out)
+            stored = tuple(
+                slice(start, min(stop, size)) for (start, stop), size in zip(bounds, spec.shape, strict=True)
+            )
+            if all(part.stop - part.start == size for part, size in zip(stored, out.shape, strict=True)):
+                read(stored, out)
+            else:
+                out[...] = 0
+                if all(part.start < part.stop for part in stored):
+                    part = np.empty([part.stop - part.start for part in stored], target)
+                    read(stored, part)
+                    out[tuple(map(slice, part.shape))] = part
             shards[bounds] = out
         return shards[bounds]
 
-    return jax.make_array_from_callback(spec.shape, sharding, shard)
+    return jax.make_array_from_callback(shape, sharding, shard)
 
 
 def _physical_memory() -> int:

@@ -8,14 +8,17 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from checkpoints.config import ModelConfig
-from gptoss_jax.cache import LayerCache
-from gptoss_jax.model.layers import Linear, RMSNorm
+from gptoss_jax.cache import Places, take_rings, write_pages, write_rings
+from gptoss_jax.model.layers import Linear, RMSNorm, SummedLinear
 from gptoss_jax.model.rope import rotate
 from pallas_kernels.attention import decode_pages, decode_ring, prefill, prefill_pages
 
 
 class Attention(nnx.Module):
-    """Norm, projections, rotary positions, attention and the output map of one layer."""
+    """Norm, projections, rotary positions, attention and the output map of one layer.
+
+    On a mesh each device along `tensor` has some of the heads, and the output map sums over them.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         hidden, size = config.hidden_size, config.head_size
@@ -26,7 +29,7 @@ class Attention(nnx.Module):
         self.key = Linear(hidden, config.num_kv_heads * size, dtype=dtype, rngs=rngs)
         self.value = Linear(hidden, config.num_kv_heads * size, dtype=dtype, rngs=rngs)
         self.sinks = nnx.Param(jnp.zeros(config.num_heads, dtype))
-        self.output = Linear(config.num_heads * size, hidden, dtype=dtype, rngs=rngs)
+        self.output = SummedLinear(config.num_heads * size, hidden, dtype=dtype, rngs=rngs)
 
     def project(
         self, x: jax.Array, rotation: tuple[jax.Array, jax.Array]
@@ -43,27 +46,30 @@ class Attention(nnx.Module):
         x: jax.Array,
         positions: jax.Array,
         rotation: tuple[jax.Array, jax.Array],
-        cache: LayerCache | None = None,
-    ) -> tuple[jax.Array, LayerCache | None]:
+        entries: jax.Array | None = None,
+        places: Places | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Attends from T new tokens, x [B, T, D] at positions [B, T], to themselves and what the cache holds.
 
-        Returns the layer's output [B, T, D], to be added to x, and the cache with the new tokens in it.
+        `entries`: the layer's pool or rings; `places`: where the tokens go. Returns the layer's output
+        [B, T, D], to be added to x, and the entries with the new tokens in them.
         """
         q, k, v = self.project(x, rotation)
         sinks = self.sinks[...]
-        before, cache = cache, None if cache is None else cache.write(k, v, positions)
-        if before is None or cache is None:
+        if entries is None or places is None:
             mixed = prefill(q, k, v, positions, sinks, window=self.window)
-        elif x.shape[1] == 1:
-            mixed = self._decode(q[:, 0], positions[:, 0], cache)[:, None]
         elif self.window is None:
-            mixed = prefill_pages(q, *cache.pool(), positions, sinks)
+            entries = write_pages(entries, k, v, places)
+            if places.slots is None:
+                mixed = decode_pages(q[:, 0], entries, places.table, positions[:, 0] + 1, sinks)[:, None]
+            else:
+                mixed = prefill_pages(q, entries, places.table, positions, sinks)
+        elif places.slots is None:
+            entries = write_rings(entries, k, v, places)
+            mixed = decode_ring(q[:, 0], entries, places.held, positions[:, 0], sinks, window=self.window)
+            mixed = mixed[:, None]
         else:  # several tokens on a ring: the early ones still see what the later ones overwrite
-            mixed = prefill(q, k, v, positions, sinks, *before.ring(), window=self.window)
-        return self.output(mixed.reshape(*x.shape[:2], -1)), cache
-
-    def _decode(self, q: jax.Array, positions: jax.Array, cache: LayerCache) -> jax.Array:
-        """One query of each sequence, q [B, H, h] at positions [B], over a cache that holds its own key."""
-        if self.window is None:
-            return decode_pages(q, *cache.pool(), positions + 1, self.sinks[...])
-        return decode_ring(q, *cache.ring(), positions, self.sinks[...], window=self.window)
+            before = take_rings(entries, places.slots)
+            mixed = prefill(q, k, v, positions, sinks, before, places.before, window=self.window)
+            entries = write_rings(entries, k, v, places)
+        return self.output(mixed.reshape(*x.shape[:2], -1)), entries

@@ -1,4 +1,4 @@
-"""The two plain layers: a linear map stored as published, and RMSNorm."""
+"""The plain layers: linear maps stored as published, and RMSNorm."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+
+from gptoss_jax.sharding import TENSOR, sum_over
 
 
 class Linear(nnx.Module):
@@ -22,8 +24,19 @@ class Linear(nnx.Module):
 
     def unrounded(self, x: jax.Array) -> jax.Array:
         """[…, in] → float32 […, out]: the sums as they were accumulated."""
-        y = jnp.einsum("...i,oi->...o", x, self.weight[...], preferred_element_type=jnp.float32)
+        y = self._products(x)
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+
+    def _products(self, x: jax.Array) -> jax.Array:
+        return jnp.einsum("...i,oi->...o", x, self.weight[...], preferred_element_type=jnp.float32)
+
+
+class SummedLinear(Linear):
+    """As `Linear`, for inputs that are spread along the mesh axis `tensor`, and with them the columns of the
+    weight: products are summed over the devices before the bias is added."""
+
+    def _products(self, x: jax.Array) -> jax.Array:
+        return sum_over(TENSOR, super()._products(x))
 
 
 class RMSNorm(nnx.Module):

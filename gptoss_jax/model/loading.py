@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from checkpoints import Checkpoint, open_checkpoint
 from checkpoints.config import ModelConfig
+from checkpoints.parameters import parameter_specs
 from gptoss_jax.model.moe import Experts, TiledExperts
 from gptoss_jax.model.transformer import Transformer
+from gptoss_jax.sharding import TENSOR, padded_vocabulary, parameter_split
 from pallas_kernels.expert_matmul import form_for
-from pallas_kernels.mxfp4.tiled import Form
+from pallas_kernels.mxfp4.tiled import LANES, Form
 from pallas_kernels.platform import choose
 
 
 def load(
-    checkpoint: Checkpoint | Path | str,
-    dtype: DTypeLike = jnp.float32,
-    shardings: Callable[[str], jax.sharding.Sharding] | None = None,
+    checkpoint: Checkpoint | Path | str, dtype: DTypeLike = jnp.float32, mesh: Mesh | None = None
 ) -> Transformer:
     """Reads a checkpoint into a model that computes in `dtype` (float32 or bfloat16).
 
-    `shardings` maps a parameter's name to where it lives (None: the default device). Where the TPU kernels
-    are going to run, the experts are rearranged for them. Raises `checkpoints.CheckpointError` if the
-    checkpoint is not a gpt-oss model.
+    `mesh`: the devices it is spread over, of `gptoss_jax.sharding` (None: it lies on one); a process reads
+    only what its own devices hold. Where the TPU kernels are going to run, the experts are rearranged for
+    them. Raises `checkpoints.CheckpointError` if the checkpoint is not a gpt-oss model.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = open_checkpoint(checkpoint)
-    model = with_parameters(checkpoint.config, checkpoint.load(shardings, dtype), dtype)
     choice = choose("expert_mlp", ("reference", "tpu", "gpu"))
-    if choice.implementation == "tpu":
-        tile_experts_of(model, form_for(choice.chip))
+    on_tpu = choice.implementation == "tpu"
+    padded = padded_shapes(checkpoint.config, mesh, on_tpu)
+    shardings = None
+    if mesh is not None:
+
+        def shardings(name: str) -> NamedSharding:
+            return NamedSharding(mesh, parameter_split(name))
+
+    model = with_parameters(checkpoint.config, checkpoint.load(shardings, dtype, padded), dtype)
+    if on_tpu:
+        tile_experts_of(model, form_for(choice.chip), mesh)
     return model
 
 
-def tile_experts_of(model: Transformer, form: Form) -> None:
+def padded_shapes(config: ModelConfig, mesh: Mesh | None, on_tpu: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of parameters that are stored with zeros behind them: parameter name → shape.
+
+    The vocabulary is padded until the mesh divides it. A TPU lays an array out such that the least of it is
+    padding, which for an embedding of 2,880 columns would be column by column: every look-up would copy it.
+    """
+    rows = padded_vocabulary(config, mesh.shape[TENSOR] if mesh else 1)
+    columns = -(-config.hidden_size // LANES) * LANES if on_tpu else config.hidden_size
+    shapes = {"embedding.weight": (rows, columns), "unembedding.weight": (rows, config.hidden_size)}
+    specs = parameter_specs(config)
+    return {name: shape for name, shape in shapes.items() if shape != specs[name].shape}
+
+
+def tile_experts_of(model: Transformer, form: Form, mesh: Mesh | None = None) -> None:
     """Rearranges the experts of a model for the TPU kernel, layer by layer, so that memory holds one layer
     twice at most."""
     for layer in model.layers:
         if isinstance(layer.moe.experts, Experts):
-            layer.moe.experts = TiledExperts(layer.moe.experts, form)
+            layer.moe.experts = TiledExperts(layer.moe.experts, form, mesh)
 
 
 def with_parameters(config: ModelConfig, parameters: dict[str, jax.Array], dtype: DTypeLike) -> Transformer:

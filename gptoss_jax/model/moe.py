@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from checkpoints.config import MXFP4_BLOCK, ModelConfig
 from gptoss_jax.model.layers import Linear, RMSNorm
-from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, tile_experts
+from gptoss_jax.sharding import EXPERT, TENSOR, axis_size, split
+from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, tiling
 from pallas_kernels.mxfp4.tiled import Form, TiledWeights
-from pallas_kernels.routing import Route, route
+from pallas_kernels.routing import Route, route, spread_experts
 
 
 class PackedMap(nnx.Module):
@@ -38,13 +41,15 @@ class Experts(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         experts, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
-        self.limit = config.swiglu_limit
+        self.limit, self.total = config.swiglu_limit, experts
         self.gate_up = PackedMap(experts, (2, inner), hidden, dtype=dtype, rngs=rngs)
         self.down = PackedMap(experts, (hidden,), inner, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array, routed: Route) -> jax.Array:
-        """x [T, D] and its route → [T, D]."""
-        return expert_mlp(x, routed, self.gate_up.arrays(), self.down.arrays(), self.limit)
+        """x [T, D] and its route → [T, D]; on a mesh, the part of it that this device's experts give."""
+        return expert_mlp(
+            x, routed, self.gate_up.arrays(), self.down.arrays(), self.limit, num_experts=self.total
+        )
 
 
 class TiledMap(nnx.Module):
@@ -68,15 +73,28 @@ class TiledMap(nnx.Module):
 class TiledExperts(nnx.Module):
     """As `Experts`, with weights rearranged for the TPU kernel; their values are the same."""
 
-    def __init__(self, experts: Experts, form: Form):
-        tiled = tile_experts(experts.gate_up.arrays(), experts.down.arrays(), form)
-        self.limit = experts.limit
+    def __init__(self, experts: Experts, form: Form, mesh: Mesh | None = None):
+        tiled = _tiled((experts.gate_up.arrays(), experts.down.arrays()), form, mesh)
+        self.limit, self.total = experts.limit, experts.total
         self.gate_up = TiledMap(tiled.gate_up)
         self.down = TiledMap(tiled.down)
 
     def __call__(self, x: jax.Array, routed: Route) -> jax.Array:
-        """x [T, D] and its route → [T, D]."""
-        return expert_mlp(x, routed, self.gate_up.arrays(), self.down.arrays(), self.limit)
+        """x [T, D] and its route → [T, D]; on a mesh, the part of it that this device's experts give."""
+        return expert_mlp(
+            x, routed, self.gate_up.arrays(), self.down.arrays(), self.limit, num_experts=self.total
+        )
+
+
+def _tiled(maps: tuple[PackedLinear, PackedLinear], form: Form, mesh: Mesh | None) -> tiling.TiledExperts:
+    """The maps as the TPU kernel reads them, each device's experts on that device."""
+    if mesh is None:
+        return tiling.tile_experts(*maps, form)
+    arrangements = tuple(tiling.arrangement_of(linear, form) for linear in maps)
+    tile = functools.partial(tiling.tile_experts, form=form, arrangements=arrangements)
+    by_expert = split("experts")
+    spread = jax.shard_map(tile, mesh=mesh, in_specs=by_expert, out_specs=by_expert, check_vma=False)
+    return jax.jit(spread)(*maps)
 
 
 class MixtureOfExperts(nnx.Module):
@@ -90,7 +108,7 @@ class MixtureOfExperts(nnx.Module):
         rngs: nnx.Rngs,
         experts: Callable[..., nnx.Module] = Experts,
     ):
-        self.experts_per_token = config.experts_per_token
+        self.num_experts, self.experts_per_token = config.num_experts, config.experts_per_token
         self.norm = RMSNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
         self.router = Linear(config.hidden_size, config.num_experts, dtype=dtype, rngs=rngs)
         self.experts = experts(config, dtype=dtype, rngs=rngs)
@@ -100,4 +118,9 @@ class MixtureOfExperts(nnx.Module):
         rows = self.norm(x).reshape(-1, x.shape[-1])
         # Unrounded: in bfloat16 two experts may tie, and the wrong one changes everything after it.
         routed = route(self.router.unrounded(rows), self.experts_per_token, valid.reshape(-1))
-        return self.experts(rows, routed).reshape(x.shape)
+        if axis_size(EXPERT) * axis_size(TENSOR) == 1:
+            return self.experts(rows, routed).reshape(x.shape)
+        mixed = spread_experts(
+            self.experts, rows, routed, self.num_experts, gather_axis=EXPERT, reduce_axis=TENSOR
+        )
+        return mixed.reshape(x.shape)

@@ -5,27 +5,54 @@ from __future__ import annotations
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from gptoss_jax.cache import EMPTY, Cache, new_cache
+from gptoss_jax.cache import EMPTY, Cache, CacheShape, new_cache
 from gptoss_jax.model import Transformer
 
 
-# Compiled quickly, not well: a step here takes seconds to compile and milliseconds to run.
-@functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
-def _step(
-    graph: nnx.GraphDef, state: nnx.State, tokens: jax.Array, positions: jax.Array, cache: Cache | None
-) -> tuple[jax.Array, Cache | None]:
+QUICKLY = {"xla_backend_optimization_level": 0}
+"""Compiled quickly, not well: a step here takes seconds to compile and milliseconds to run."""
+
+PAGE = 16
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+def _full(graph: nnx.GraphDef, state: nnx.State, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     model = nnx.merge(graph, state)
-    hidden, cache = model(tokens, positions, cache)
+    return model.logits(model(tokens, positions))
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+def _prefill(
+    graph: nnx.GraphDef, state: nnx.State, cache: Cache, *chunk: jax.Array
+) -> tuple[jax.Array, Cache]:
+    model = nnx.merge(graph, state)
+    tokens, positions, table, fresh = chunk
+    slots = jnp.arange(table.shape[0], dtype=jnp.int32)
+    hidden, cache = model.prefill(tokens, positions, cache, table, slots, fresh)
+    return model.logits(hidden), cache
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+def _decode(
+    graph: nnx.GraphDef,
+    state: nnx.State,
+    cache: Cache,
+    tokens: jax.Array,
+    positions: jax.Array,
+    table: jax.Array,
+) -> tuple[jax.Array, Cache]:
+    model = nnx.merge(graph, state)
+    hidden, cache = model.decode(tokens, positions, cache, table)
     return model.logits(hidden), cache
 
 
 def full_pass(model: Transformer, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Logits [B, T, V] of tokens at positions, int32 [B, T], that see each other without a cache."""
-    logits, _ = _step(*nnx.split(model), tokens, positions, None)
-    return np.asarray(logits)
+    return np.asarray(_full(*nnx.split(model), tokens, positions))
 
 
 def cached_pass(
@@ -33,25 +60,27 @@ def cached_pass(
 ) -> np.ndarray:
     """The same, `chunk` tokens at a time through a cache, the last `singles` of them one by one.
 
-    Rows of the last chunk that are left over are padding, so every chunk runs the same compiled step.
+    Rows of the last chunk that are left over are padding, so every chunk runs the same compiled step. Pages
+    are dealt out in turns, so that no sequence's pages lie side by side.
     """
     batch, length = tokens.shape
+    columns = -(-(int(positions.max()) + 1) // PAGE)
+    table = np.arange(batch * columns, dtype=np.int32).reshape(columns, batch).T.copy()
+    ring = -(-model.config.sliding_window // PAGE) * PAGE + PAGE
+    shape = CacheShape(batch * columns, PAGE, batch, ring)
     graph, state = nnx.split(model)
-    cache = new_cache(model.config, batch, length, model.dtype)
+    cache = new_cache(model.config, shape, model.dtype)
     parts = []
-    start = 0
-    while start < length:
-        size = min(chunk, length - singles - start) if start < length - singles else 1
-        width = chunk if start < length - singles else 1
-        padding = ((0, 0), (0, width - size))
-        part = slice(start, start + size)
-        logits, cache = _step(
-            graph,
-            state,
-            np.pad(tokens[:, part], padding),
-            np.pad(positions[:, part], padding, constant_values=EMPTY),
-            cache,
-        )
+    whole = length - singles
+    for start in range(0, whole, chunk):
+        size = min(chunk, whole - start)
+        part, padding = slice(start, start + size), ((0, 0), (0, chunk - size))
+        padded = np.pad(tokens[:, part], padding)
+        where = np.pad(positions[:, part], padding, constant_values=EMPTY)
+        fresh = np.full(batch, start == 0)
+        logits, cache = _prefill(graph, state, cache, padded, where, table, fresh)
         parts.append(np.asarray(logits)[:, :size])
-        start += size
+    for place in range(whole, length):
+        logits, cache = _decode(graph, state, cache, tokens[:, place], positions[:, place], table)
+        parts.append(np.asarray(logits)[:, None])
     return np.concatenate(parts, axis=1)

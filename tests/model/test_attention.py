@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from checkpoints.config import ModelConfig
 from checkpoints.parameters import parameter_specs
 from checkpoints.random import fill_random
-from gptoss_jax.cache import EMPTY, LayerCache, new_cache, put_rows, take_rows
+from gptoss_jax.cache import (
+    EMPTY,
+    Cache,
+    CacheShape,
+    copy_rings,
+    new_cache,
+    places_to_decode,
+    places_to_prefill,
+    write_rings,
+)
 from gptoss_jax.model import Transformer, with_parameters
 from gptoss_jax.model.rope import rotations
 from pallas_kernels.attention import attend, sees, unpack
@@ -141,7 +150,7 @@ def test_a_layers_last_token_depends_on_exactly_the_keys_of_its_window(layer: in
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run(graph: nnx.GraphDef, state: nnx.State, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-    return nnx.merge(graph, state)(tokens, positions)[0]
+    return nnx.merge(graph, state)(tokens, positions)
 
 
 def run(tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -171,54 +180,56 @@ def test_padding_and_neighbours_change_no_tokens_result() -> None:
     np.testing.assert_allclose(hidden[:, shift:], whole[:, :length], rtol=0, atol=2e-6)
 
 
-def empty(batch: int, size: int) -> LayerCache:
-    """An empty ring of one head of size 2, whose entry is [K | V]."""
-    return LayerCache(jnp.zeros((batch, 1, 1, 1, size, 4)), jnp.full((batch, size), EMPTY, jnp.int32))
+SLIDING = ModelConfig(**(dataclasses.asdict(CONFIG) | {"num_layers": 1, "num_kv_heads": 1, "head_size": 2}))
+RING = CacheShape(pages=1, page_size=16, slots=2, ring=WINDOW + 2)
 
 
-_write = jax.jit(LayerCache.write)
+@jax.jit
+def _write(cache: Cache, keys: jax.Array, positions: jax.Array, fresh: jax.Array) -> Cache:
+    table, slots = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
+    places, held = places_to_prefill(cache, table, positions, slots, fresh)
+    return Cache((), (write_rings(cache.rings[0], keys, -keys, places),), held)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 3 * WINDOW), min_size=1, max_size=6), st.integers(0, 40), st.integers(0, 3))
+@given(st.lists(st.integers(1, 3 * RING.ring), min_size=1, max_size=6), st.integers(0, 40), st.integers(0, 3))
 def test_a_ring_holds_exactly_the_last_keys_however_they_arrive(
     chunks: list[int], start: int, missing: int
 ) -> None:
-    width = 3 * WINDOW + missing
-    cache = empty(1, WINDOW)
+    width = 3 * RING.ring + missing
+    cache = new_cache(SLIDING, RING, jnp.float32)
+    cache = dataclasses.replace(cache, held=cache.held.at[:].set(7))  # another sequence's: void
     position = start
-    for size in chunks:
+    for number, size in enumerate(chunks):
         positions = np.full((1, width), EMPTY, np.int32)
         positions[0, :size] = np.arange(position, position + size)
         keys = np.repeat(positions[..., None, None], 2, axis=-1).astype(np.float32)
-        cache = _write(cache, keys, -keys, positions)
+        cache = _write(cache, keys, positions, np.array([number == 0]))
         position += size
-    expected = set(range(max(start, position - WINDOW), position))
-    assert set(cache.positions[0].tolist()) - {EMPTY} == expected
-    for index, held in enumerate(cache.positions[0].tolist()):
+    expected = set(range(max(start, position - RING.ring), position))
+    assert set(cache.held[1].tolist()) - {EMPTY} == expected
+    assert set(cache.held[0].tolist()) == {7}  # the other slot's ring is its own
+    for index, held in enumerate(cache.held[1].tolist()):
         if held != EMPTY:
-            assert held % WINDOW == index
-            keys, values = unpack(cache.ring()[0][0, :, :, index], 2)
+            assert held % RING.ring == index
+            keys, values = unpack(cache.rings[0][1, :, :, index], 2)
             assert keys.tolist() == [[held, held]]
             assert values.tolist() == [[-held, -held]]
 
 
-def test_sliding_layers_cache_their_window_and_full_ones_everything() -> None:
-    sizes = [layer.positions.shape for layer in new_cache(CONFIG, 3, LENGTH, jnp.bfloat16)]
-    assert sizes == [(3, WINDOW), (3, 16)]  # the longest sequence, 13, in whole tiles
-    assert [layer.positions.shape[1] for layer in new_cache(CONFIG, 3, 2, jnp.bfloat16)] == [2, 16]
-    assert [layer.entries.shape[1] for layer in new_cache(CONFIG, 3, 300, jnp.bfloat16)] == [1, 3]
+def test_sliding_layers_cache_their_window_and_full_ones_pages() -> None:
+    shape = CacheShape(pages=5, page_size=32, slots=3, ring=WINDOW, snapshots=2)
+    cache = new_cache(CONFIG, shape, jnp.bfloat16)
+    assert [(pool.shape[0], pool.shape[3]) for pool in cache.pools] == [(5, 32)]
+    assert [(ring.shape[0], ring.shape[3]) for ring in cache.rings] == [(3 + 2 + 1, WINDOW)]
 
 
-def test_rows_taken_from_a_cache_come_back_whole_or_empty_and_can_be_put_back() -> None:
-    cache = (empty(4, WINDOW),)
-    positions = np.arange(4, dtype=np.int32)[:, None] * 10
-    cache = (cache[0].write(jnp.ones((4, 1, 1, 2)), jnp.ones((4, 1, 1, 2)), positions),)
-    rows = jnp.array([2, 0])
-    part = take_rows(cache, rows, fresh=jnp.array([False, True]))
-    assert part[0].positions.max(axis=1).tolist() == [20, EMPTY]
-    back = put_rows(cache, jnp.array([3, 4]), part)  # row 4 does not exist: dropped
-    assert back[0].positions.max(axis=1).tolist() == [0, 10, 20, 20]
+def test_rings_are_copied_with_what_they_hold() -> None:
+    cache = new_cache(SLIDING, RING._replace(slots=4), jnp.float32)
+    held = jnp.arange(5, dtype=jnp.int32)[:, None] * jnp.ones((1, RING.ring), jnp.int32)
+    cache = Cache((), (cache.rings[0] + held[:, None, None, :, None],), held)
+    copied = copy_rings(cache, jnp.array([2]), jnp.array([0]))
+    assert copied.held[:, 0].tolist() == copied.rings[0][:, 0, 0, 0, 0].tolist() == [2, 1, 2, 3, 4]
 
 
 KERNEL_CONFIG = dataclasses.replace(CONFIG, num_heads=8, num_kv_heads=4, head_size=16, sliding_window=6)
@@ -231,17 +242,23 @@ def _cached_step(
     state: nnx.State,
     tokens: jax.Array,
     positions: jax.Array,
-    layers: tuple[LayerCache, ...],
-) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+    cache: Cache,
+    table: jax.Array,
+    fresh: jax.Array,
+) -> tuple[jax.Array, Cache]:
+    """The attention of a sliding and a full layer: a chunk of T tokens, or one each if T is 1."""
     model = nnx.merge(graph, state)
     x = model.embedding(tokens)
     rotation = rotations(positions, KERNEL_CONFIG)
-    after = []
-    for layer, cache in zip(model.layers, layers, strict=True):
-        mixed, cache = layer.attention(x, positions, rotation, cache)
-        x = x + mixed
-        after.append(cache)
-    return x, tuple(after)
+    if tokens.shape[1] == 1:
+        places, held = places_to_decode(cache, table, positions[:, 0])
+    else:
+        slots = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+        places, held = places_to_prefill(cache, table, positions, slots, fresh)
+    mixed, rings = model.layers[0].attention(x, positions, rotation, cache.rings[0], places)
+    x = x + mixed
+    mixed, pool = model.layers[1].attention(x, positions, rotation, cache.pools[0], places)
+    return x + mixed, Cache((pool,), (rings,), held)
 
 
 def test_attention_on_tpu_kernels_equals_attention_on_references() -> None:
@@ -258,13 +275,16 @@ def test_attention_on_tpu_kernels_equals_attention_on_references() -> None:
         (generator.integers(0, CONFIG.vocabulary_size, positions.shape, dtype=np.int32), positions)
         for positions in (*chunks, *singles)
     ]
+    table = generator.permutation(9).astype(np.int32).reshape(3, 3)
+    shape = CacheShape(pages=9, page_size=16, slots=3, ring=32, snapshots=1)
     results = {}
     for mode in ("reference", "tpu-interpret"):
-        cache = new_cache(KERNEL_CONFIG, 3, 48, jnp.float32)
+        cache = new_cache(KERNEL_CONFIG, shape, jnp.float32)
         results[mode] = []
         with using(mode):
-            for tokens, positions in steps:
-                x, cache = _cached_step(graph, state, tokens, positions, cache)
+            for number, (tokens, positions) in enumerate(steps):
+                fresh = np.full(3, number == 0)
+                x, cache = _cached_step(graph, state, tokens, positions, cache, table, fresh)
                 results[mode].append(np.where(positions[..., None] >= 0, x, 0))
     for actual, expected in zip(results["tpu-interpret"], results["reference"], strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)

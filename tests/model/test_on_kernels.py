@@ -30,7 +30,7 @@ def on_references() -> Transformer:
 @functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 def run(graph: nnx.GraphDef, state: nnx.State, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     model = nnx.merge(graph, state)
-    hidden, _ = model(tokens, positions)
+    hidden = model(tokens, positions)
     return model.logits(hidden)
 
 

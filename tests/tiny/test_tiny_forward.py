@@ -80,7 +80,7 @@ def test_each_branch_of_a_packed_row_is_computed_as_if_it_followed_the_prefix_al
         alone = [*tokens[:prefix], *tokens[start : start + size]]
         filled = jnp.array([alone + [0] * (length - len(alone))], jnp.int32)  # one shape: one compilation
         count = jnp.arange(length)[None]
-        expected, _ = serve(filled, jnp.where(count < len(alone), count, -1))
+        expected = serve(filled, jnp.where(count < len(alone), count, -1))
         ours = jnp.concatenate([packed[0, :prefix], packed[0, start : start + size]])
         np.testing.assert_allclose(ours, expected[0, : len(alone)], rtol=2e-4, atol=2e-4)
         start += size
