@@ -1,0 +1,67 @@
+"""An encoding in the form that llguidance takes, and what masks are made of."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from harmony import HarmonyEncoding
+
+
+class Vocabulary:
+    """The tokens of a model's `rows` vocabulary rows; rows beyond the encoding's ids are never allowed."""
+
+    def __init__(self, encoding: HarmonyEncoding, rows: int) -> None:
+        from llguidance import LLTokenizer  # only who compiles a grammar needs it
+
+        self.encoding = encoding
+        self.rows = rows
+        self.words = (rows + 31) // 32
+        self.ordinary = min(len(encoding.ordinary_tokens), rows)
+        tokens: Any = _Tokens(encoding, rows)
+        self.tokenizer = LLTokenizer(tokens)
+        digits = [token for token in range(self.ordinary) if encoding.ordinary_tokens[token][:1].isdigit()]
+        self.digits = self._mask(np.array(digits, int))
+        """The tokens that begin with a digit."""
+        text = self._mask(np.arange(self.ordinary))
+        closers = (encoding.end, encoding.return_)
+        self.text_until = {closer: _frozen(text | self._mask(np.array([closer]))) for closer in closers}
+        """Any text, or the token that ends it."""
+        self.stops = self._mask(np.array([encoding.return_, encoding.call]))
+        self.nothing = _frozen(np.zeros(self.words, np.uint32))
+
+    def _mask(self, tokens: np.ndarray) -> np.ndarray:
+        bits = np.zeros(self.words * 32, np.uint8)
+        bits[tokens] = 1
+        # llguidance's order: bit id % 32 of word id // 32, words as a little-endian machine has them.
+        return _frozen(np.packbits(bits, bitorder="little").view(np.uint32))
+
+
+def _frozen(mask: np.ndarray) -> np.ndarray:
+    mask.flags.writeable = False
+    return mask
+
+
+class _Tokens:
+    """What llguidance asks of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, encoding: HarmonyEncoding, rows: int) -> None:
+        # No grammar ends in this token, so llguidance never offers it: all of ours end in return or call.
+        self.eos_token_id = encoding.end_of_text
+        self.tokens = [encoding.token_bytes(token) or b"" for token in range(rows)]
+        self.special_token_ids = [token for token in range(rows) if encoding.is_special_token(token)]
+        self._encode = encoding.encode_ordinary
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+@functools.lru_cache(maxsize=4)
+def vocabulary_of(encoding: HarmonyEncoding, rows: int) -> Vocabulary:
+    """Made once per encoding and number of rows: that takes about a second for gpt-oss' own."""
+    return Vocabulary(encoding, rows)
