@@ -1,40 +1,53 @@
-"""The host's side: which request gets which slot when, and which tokens belong to whom."""
+"""The engine: requests in, tokens out; the host decides while the devices compute."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from jax.sharding import Mesh
 
-from gptoss_jax.cache import EMPTY, new_cache
-from gptoss_jax.engine.request import Completion, Request, RequestError
-from gptoss_jax.engine.steps import Chunk, Slots, decode, idle_slots, prefill
+from gptoss_jax.cache import EMPTY
+from gptoss_jax.engine.control import Control
+from gptoss_jax.engine.options import Bucket, EngineOptions, lay_out
+from gptoss_jax.engine.request import Completion, Request, RequestError, SamplingParams, TokenLogprobs, Update
+from gptoss_jax.engine.runner import STOP_COLUMNS, Runner
+from gptoss_jax.engine.scheduler import Copy, Part, Scheduler
+from gptoss_jax.engine.sequence import Sequence
+from gptoss_jax.engine.slots import SlotTable
+from gptoss_jax.engine.steps import Drawn, Masks
 from gptoss_jax.model import Transformer
-from gptoss_jax.sampling import Samplers
+from gptoss_jax.sharding import MeshShape, make_mesh, shape_of
+
+if TYPE_CHECKING:
+    from harmony import HarmonyEncoding
+
+_BACKLOG = 4
+"""Requests that `run` draws ahead for each slot, so that it can start with the longest."""
 
 
-@dataclasses.dataclass
-class _Sequence:
-    """A request in a slot."""
+@dataclasses.dataclass(frozen=True)
+class _Flight:
+    """A dispatch that was sent and not read: who stood in which row, and for which epoch."""
 
-    request: Request
-    slot: int
-    max_tokens: int
-    tokens: list[int] = dataclasses.field(default_factory=list)
+    drawn: Drawn
+    steps: int
+    members: list[tuple[Sequence, int, int]]
 
 
 class Engine:
     """Generates for many requests at once with continuous batching.
 
-    Requests of any length share a decode batch of `slots` rows; a finished one leaves and a waiting one takes
-    its row. `max_length` is the longest sequence, prompt and completion together. One dispatch decodes up to
-    `decode_steps` tokens of every slot; prompts are prefilled `prefill_rows` at a time in chunks of
-    `prefill_chunk` tokens. All shapes are fixed, so two programs are compiled in all, and a request's
-    arithmetic is the same whatever stands beside it.
+    Requests of any length share a decode batch; a finished one leaves and a waiting one takes its row. The
+    options are those of `EngineOptions`. All shapes are fixed, so a handful of programs are compiled in all,
+    and a row's arithmetic is the same whatever stands beside it.
+
+    `model` must lie on `mesh` (None: one device, or the devices it was loaded on). `encoding` is needed for
+    what concerns text and channels: stop strings, budgets, grammars.
     """
 
     def __init__(
@@ -42,32 +55,40 @@ class Engine:
         model: Transformer,
         stop_tokens: Collection[int],
         *,
-        slots: int = 32,
-        max_length: int = 2048,
-        decode_steps: int = 16,
-        prefill_rows: int = 4,
-        prefill_chunk: int = 128,
+        encoding: HarmonyEncoding | None = None,
+        mesh: Mesh | None = None,
+        options: EngineOptions | None = None,
+        **changes: Any,
     ):
-        for name, value in (
-            ("slots", slots),
-            ("max_length", max_length),
-            ("decode_steps", decode_steps),
-            ("prefill_rows", prefill_rows),
-            ("prefill_chunk", prefill_chunk),
-        ):
-            if value < 1:
-                raise RequestError(f"{name} is {value}: it must be a whole number from 1")
-        self.max_length = max_length
-        self._vocabulary_size = model.config.vocabulary_size
-        self._graph, self._parameters = nnx.split(model)
+        self.options = dataclasses.replace(options or EngineOptions(), **changes)
+        self.max_length = self.options.max_length
+        self._mesh = mesh or make_mesh(model.config, MeshShape(), [_device_of(model)])
+        shape = shape_of(self._mesh)
+        self._config, self._encoding = model.config, encoding
         self._stop_tokens = frozenset(stop_tokens)
-        self._stop_array = jnp.array(sorted(self._stop_tokens), jnp.int32)
-        self._decode_steps = decode_steps
-        self._prefill_rows = min(prefill_rows, slots)
-        self._prefill_chunk = min(prefill_chunk, max_length)
-        self._slots: Slots = idle_slots(slots)
-        self._cache = new_cache(model.config, slots, max_length, model.dtype)
-        self._num_slots = slots
+        if len(self._stop_tokens) > STOP_COLUMNS // 2:
+            raise RequestError(
+                f"stop_tokens are {len(self._stop_tokens)}: there must be at most {STOP_COLUMNS // 2}"
+            )
+        self._layout = lay_out(self.options, model.config, shape, model.dtype)
+        self._runner = Runner(model, self._mesh, self._layout)
+        self._scheduler = Scheduler(self._layout, shape.batch_shards)
+        self._table = SlotTable(self._runner, self._stop_tokens)
+        self._sequences: dict[str, list[Sequence]] = {}
+        self._orders = itertools.count()
+        self._flights: collections.deque[_Flight] = collections.deque()
+        self._cancelled: list[str] = []
+        self._compiler = None if encoding is None else _grammars(encoding, model.config.vocabulary_size)
+
+    @property
+    def slots(self) -> int:
+        """Sequences that decode side by side."""
+        return self._runner.rows
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences that wait or run."""
+        return self._scheduler.unfinished
 
     def check(self, request: Request) -> None:
         """Raises `RequestError` if the request can never run here."""
@@ -79,98 +100,251 @@ class Engine:
                 f"{self.max_length} tokens"
             )
         lowest, highest = min(request.prompt), max(request.prompt)
-        if lowest < 0 or highest >= self._vocabulary_size:
+        size, sampling = self._config.vocabulary_size, request.sampling
+        if lowest < 0 or highest >= size:
             wrong = lowest if lowest < 0 else highest
-            raise RequestError(
-                f"the prompt holds token {wrong}: ids must be from 0 to {self._vocabulary_size - 1}"
+            raise RequestError(f"the prompt holds token {wrong}: ids must be from 0 to {size - 1}")
+        for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            wrong_ids = [token for token in ids if not 0 <= token < size]
+            if wrong_ids:
+                raise RequestError(f"{name} holds token {wrong_ids[0]}: ids must be from 0 to {size - 1}")
+        self._control(request, 0)
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises `RequestError` if `check` refuses it, or its id is that of a request which is not finished.
+        """
+        if request.id in self._sequences:
+            raise RequestError(f"the id {request.id!r} is in use: a request with it is not finished")
+        self.check(request)
+        sequences = [
+            Sequence(
+                request,
+                sample,
+                next(self._orders),
+                self._control(request, sample),
+                list(request.prompt),
+                logprobs=None if request.sampling.logprobs is None else [],
             )
+            for sample in range(request.sampling.n)
+        ]
+        self._sequences[request.id] = sequences
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+
+    def cancel(self, id: str) -> None:
+        """Ends a request: its slots and pages are free at once, and the next `step` says so. One that is not
+        there is left alone."""
+        if id in self._sequences and id not in self._cancelled:
+            self._cancelled.append(id)
+
+    def step(self) -> list[Update]:
+        """One turn: admit, prefill a chunk, send one decode dispatch, and read the one before it.
+
+        Returns what the turn brought; it may be nothing.
+        """
+        updates = self._cancel()
+        self._copy(self._scheduler.admit())
+        prefilling = self._prefill()
+        if self._verifies():
+            updates += self._read_all()
+        launched = self._launch(prefilling)
+        ahead = 1 if launched and not self._verifies() else 0
+        while len(self._flights) > ahead:
+            updates += self._read()
+        return updates
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Completes every request and yields each as it finishes, in any order.
+        """Completes every request and yields each completion as it finishes, in any order.
 
-        Requests are drawn from the iterable only when a slot is free. Raises `RequestError` at a request that
-        `check` refuses. If the caller stops early, unfinished sequences are given up.
+        Requests are drawn from the iterable a few at a time, and of those the longest start first. Raises
+        `RequestError` at a request that `check` refuses. If the caller stops early, unfinished sequences are
+        given up.
         """
-        waiting = iter(requests)
-        free = list(range(self._num_slots))
-        running: dict[int, _Sequence] = {}
+        source = iter(requests)
+        mine: dict[str, int] = {}  # samples that are not finished
         try:
             while True:
-                while free and (admitted := self._admit(waiting, free)):
-                    running.update((sequence.slot, sequence) for sequence in admitted)
-                    self._prefill(admitted)
-                if not running:
+                if len(self._scheduler.waiting()) < self.slots:
+                    window = list(itertools.islice(source, _BACKLOG * self.slots))
+                    for request in sorted(window, key=self._length, reverse=True):
+                        self.add(request)
+                        mine[request.id] = request.sampling.n
+                if not mine:
                     return
-                for sequence, finish_reason in self._decode(running):
-                    free.append(sequence.slot)
-                    yield Completion(
-                        sequence.request.id, sequence.tokens, finish_reason, len(sequence.request.prompt)
-                    )
+                for update in self.step():
+                    if update.completion is not None and update.id in mine:
+                        mine[update.id] -= 1
+                        if not mine[update.id]:
+                            del mine[update.id]
+                        yield update.completion
         finally:
-            if running:
-                self._slots = idle_slots(self._num_slots)
+            for id in mine:
+                self.cancel(id)
+            self._cancel()
 
-    def _admit(self, waiting: Iterator[Request], free: list[int]) -> list[_Sequence]:
-        admitted: list[_Sequence] = []
-        while free and len(admitted) < self._prefill_rows and (request := next(waiting, None)) is not None:
-            self.check(request)
-            room = self.max_length - len(request.prompt)
-            admitted.append(_Sequence(request, free.pop(), min(request.sampling.max_tokens or room, room)))
-        return admitted
+    def _length(self, request: Request) -> int:
+        room = self.max_length - len(request.prompt)
+        return len(request.prompt) + min(request.sampling.max_tokens or room, room)
 
-    def _prefill(self, sequences: list[_Sequence]) -> None:
-        longest = max(len(sequence.request.prompt) for sequence in sequences)
-        for begin in range(0, longest, self._prefill_chunk):
-            chunk = self._chunk(sequences, begin)
-            self._cache, self._slots = prefill(self._graph, self._parameters, self._cache, self._slots, chunk)
+    def _control(self, request: Request, sample: int) -> Control:
+        sampling: SamplingParams = request.sampling
+        matcher = None
+        if sampling.grammar is not None:
+            if self._compiler is None:
+                raise RequestError("grammar needs an engine with an encoding: this one has none")
+            matcher = self._compiler.compile(sampling.grammar)
+        room = self.max_length - len(request.prompt)
+        return Control(
+            request,
+            sample,
+            encoding=self._encoding,
+            stop_tokens=self._stop_tokens,
+            max_tokens=min(sampling.max_tokens or room, room),
+            matcher=matcher,
+            prompt=request.prompt,
+        )
 
-    def _chunk(self, sequences: list[_Sequence], begin: int) -> Chunk:
-        """The prompt tokens from `begin` on of sequences that still have some; other rows are padding."""
-        rows, length = self._prefill_rows, self._prefill_chunk
-        slots = np.full(rows, self._num_slots, np.int32)
-        tokens = np.zeros((rows, length), np.int32)
-        positions = np.full((rows, length), EMPTY, np.int32)
-        last = np.full(rows, EMPTY, np.int32)
-        remaining = np.zeros(rows, np.int32)
-        seeds = np.zeros((rows, 2), np.uint32)
-        temperature = np.zeros(rows, np.float32)
-        top_p = np.ones(rows, np.float32)
-        top_k = np.zeros(rows, np.int32)
-        for row, sequence in enumerate(sequences):
-            prompt, sampling = sequence.request.prompt, sequence.request.sampling
-            part = prompt[begin : begin + length]
-            if not part:
-                continue
+    def _cancel(self) -> list[Update]:
+        updates = []
+        for id in self._cancelled:
+            for sequence in list(self._sequences.get(id, ())):
+                updates.append(self._finish(sequence, "cancelled"))
+        self._cancelled.clear()
+        return updates
+
+    def _copy(self, copies: list[Copy]) -> None:
+        """Copies rings, one for each batch shard at a time, in their order."""
+        shards = shape_of(self._mesh).batch_shards
+        scratch = self._layout.cache.ring_rows - 1
+        for copy in copies:
+            sources = np.full(shards, scratch, np.int32)
+            targets = sources.copy()
+            sources[copy.shard], targets[copy.shard] = copy.source, copy.target
+            self._runner.copy_rings(sources, targets)
+
+    def _prefill(self) -> bool:
+        """Sends the next prefill step; whether there was one."""
+        found = False
+        for bucket, parts in self._scheduler.parts().items():
+            self._runner.prefill(*self._chunk(bucket, parts))
+            self._copy(self._scheduler.computed(parts))
+            found = True
+        return found
+
+    def _chunk(self, bucket: Bucket, parts: list[Part]) -> tuple[np.ndarray, ...]:
+        """The arrays of a `Chunk`; rows without a part have nothing to do."""
+        shards = shape_of(self._mesh).batch_shards
+        rows = shards * bucket.rows
+        tokens = np.zeros((rows, bucket.tokens), np.int32)
+        positions = np.full((rows, bucket.tokens), EMPTY, np.int32)
+        table = np.zeros((rows, self._layout.page_columns), np.int32)
+        slots = np.full(rows, self._layout.cache.ring_rows - 1, np.int32)
+        fresh = np.ones(rows, bool)
+        used = [0] * shards
+        for sequence, begin, end in parts:
+            row = sequence.shard * bucket.rows + used[sequence.shard]
+            used[sequence.shard] += 1
+            tokens[row, : end - begin] = sequence.tokens[begin:end]
+            positions[row, : end - begin] = np.arange(begin, end)
+            table[row, : len(sequence.pages)] = sequence.pages
             slots[row] = sequence.slot
-            tokens[row, : len(part)] = part
-            positions[row, : len(part)] = np.arange(begin, begin + len(part))
-            if begin + len(part) == len(prompt):
-                last[row] = len(part) - 1
-            remaining[row] = sequence.max_tokens
-            seeds[row] = sequence.request.seed_words()
-            temperature[row] = sampling.temperature
-            top_p[row] = sampling.top_p
-            top_k[row] = sampling.top_k
-        return Chunk(
-            slots=jnp.asarray(slots),
-            tokens=jnp.asarray(tokens),
-            positions=jnp.asarray(positions),
-            fresh=jnp.full(rows, begin == 0),
-            last=jnp.asarray(last),
-            remaining=jnp.asarray(remaining),
-            samplers=Samplers(*map(jnp.asarray, (seeds, temperature, top_p, top_k))),
-        )
+            fresh[row] = begin == 0
+        return tokens, positions, table, slots, fresh
 
-    def _decode(self, running: dict[int, _Sequence]) -> Iterator[tuple[_Sequence, Literal["stop", "length"]]]:
-        """One dispatch; yields the sequences that finished in it, taken out of `running`."""
-        self._cache, self._slots, emitted = decode(
-            self._graph, self._parameters, self._cache, self._slots, self._stop_array, self._decode_steps
-        )
-        tokens = np.asarray(emitted)
-        for slot, sequence in list(running.items()):
-            column = tokens[:, slot]
-            sequence.tokens += column[column != EMPTY].tolist()
-            stopped = sequence.tokens[-1] in self._stop_tokens
-            if stopped or len(sequence.tokens) >= sequence.max_tokens:
-                del running[slot]
-                yield sequence, "stop" if stopped else "length"
+    def _verifies(self) -> bool:
+        return any(one.decodes and one.control.verifies for one in self._scheduler.running())
+
+    def _launch(self, prefilling: bool) -> bool:
+        """Sends one decode dispatch for all sequences that are ready; whether there was one."""
+        steps = self.options.decode_steps
+        if prefilling:  # so that those which wait for the end of a prompt do not wait long
+            steps = max(1, steps // 4)
+        self._scheduler.reserve(steps)
+        ready = [sequence for sequence in self._scheduler.running() if sequence.decodes]
+        members = [sequence for sequence in ready if sequence.changed or sequence.armed > sequence.flying]
+        if not members:
+            return False
+        patch, table, words, masked = self._table.fill(ready)
+        masks = Masks(words, masked) if masked.any() else None
+        drawn = self._runner.decode(patch, table, steps, masks)
+        flight = _Flight(drawn, steps, [(one, one.epoch, self._table.row(one)) for one in members])
+        for sequence in members:
+            sequence.flying += steps
+        self._flights.append(flight)
+        return True
+
+    def _read_all(self) -> list[Update]:
+        updates: list[Update] = []
+        while self._flights:
+            updates += self._read()
+        return updates
+
+    def _read(self) -> list[Update]:
+        """Waits for the oldest dispatch and takes in what it drew."""
+        flight = self._flights.popleft()
+        tokens = np.asarray(flight.drawn.tokens)
+        listed = any(sequence.logprobs is not None for sequence, *_ in flight.members)
+        likely = tuple(map(np.asarray, flight.drawn[1:])) if listed else None
+        updates = []
+        for sequence, epoch, row in flight.members:
+            if sequence.epoch != epoch:
+                continue
+            sequence.flying -= flight.steps
+            column = tokens[:, row]
+            update = self._take(sequence, column[column != EMPTY].tolist(), row, likely)
+            if update is not None:
+                updates.append(update)
+        return updates
+
+    def _take(
+        self, sequence: Sequence, drawn: list[int], row: int, likely: tuple[np.ndarray, ...] | None
+    ) -> Update | None:
+        """Gives a sequence the tokens that were drawn for it, as far as its control accepts them."""
+        verdict = sequence.control.advance(drawn)
+        kept = drawn[: verdict.accepted]
+        sequence.tokens += kept
+        sequence.computed = len(sequence.tokens) - 1
+        sequence.armed -= len(kept)
+        if sequence.logprobs is not None and likely is not None:
+            most = sequence.request.sampling.logprobs or 0
+            sequence.logprobs += [_logprobs(likely, step, row, most) for step in range(len(kept))]
+        if verdict.finish is not None:
+            return self._finish(sequence, verdict.finish, verdict.stop)
+        if verdict.forced:
+            sequence.tokens += verdict.forced
+            if sequence.logprobs is not None:
+                sequence.logprobs += [TokenLogprobs(0.0)] * len(verdict.forced)
+            sequence.interrupt()
+        elif len(kept) < len(drawn) or (sequence.armed <= 0 and sequence.flying <= 0):
+            sequence.interrupt()
+        if sequence.control.verifies:  # masks change with every token
+            sequence.changed = True
+        return sequence.update() if kept or verdict.forced else None
+
+    def _finish(self, sequence: Sequence, reason: Any, stop: str | None = None) -> Update:
+        self._scheduler.remove(sequence)
+        sequence.interrupt()
+        siblings = self._sequences[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._sequences[sequence.request.id]
+        return sequence.update(reason, stop)
+
+
+def _logprobs(likely: tuple[np.ndarray, ...], step: int, row: int, most: int) -> TokenLogprobs:
+    chosen, ids, values = (array[step, row] for array in likely)
+    top = tuple(zip(ids[:most].tolist(), values[:most].tolist(), strict=True))
+    return TokenLogprobs(float(chosen), top)
+
+
+def _grammars(encoding: HarmonyEncoding, vocabulary_size: int) -> Any:
+    from gptoss_jax.engine.grammar import GrammarCompiler
+
+    return GrammarCompiler(encoding, vocabulary_size)
+
+
+def _device_of(model: Transformer) -> Any:
+    (device,) = model.norm.scale[...].devices()
+    return device

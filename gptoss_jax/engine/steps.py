@@ -1,16 +1,27 @@
-"""The two compiled steps: prefill a chunk of some prompts, and decode many tokens of every slot."""
+"""The compiled steps: prefill a chunk of some sequences, and decode many tokens of every slot.
+
+Each is one program for the whole mesh, inside `jax.shard_map`. Arrays of B rows, and a chunk's of n, hold the
+rows of all batch shards one after the other; the numbers of pages and rings in them are local to their shard.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
-from gptoss_jax.cache import EMPTY, Cache, put_rows, take_rows
-from gptoss_jax.sampling import Samplers, sample
+from gptoss_jax import cache as caches
+from gptoss_jax.cache import EMPTY, Cache, cache_split
+from gptoss_jax.engine.request import MOST_TOP_LOGPROBS
+from gptoss_jax.model import Transformer
+from gptoss_jax.sampling import Samplers, count_prompt, count_tokens, sample
+from gptoss_jax.sharding import AXES, DATA, EXPERT, TENSOR, axis_size, parameter_split, split
 
 
 @jax.tree_util.register_dataclass
@@ -18,115 +29,250 @@ from gptoss_jax.sampling import Samplers, sample
 class Slots:
     """What each of B slots does next.
 
-    `token` int32 [B] is drawn but neither emitted nor seen by the model yet, `position` int32 [B] is where it
-    will stand. `remaining` int32 [B]: tokens still to be emitted, `token` included; 0 is an idle slot.
-    `draws` int32 [B]: tokens drawn so far.
+    `token` int32 [B] is fed next, at `position` int32 [B]. `remaining` int32 [B]: how many more tokens may be
+    drawn; 0 is an idle slot. `counts` uint16 [B, V]: of each token, whether it stands in the prompt and how
+    often in the completion, for the penalties; kept only for rows that have some.
     """
 
     token: jax.Array
     position: jax.Array
     remaining: jax.Array
-    draws: jax.Array
-    samplers: Samplers
+    counts: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """The next T prompt tokens of n sequences.
+class Rows(NamedTuple):
+    """What stays the same while a sequence is in its slot.
 
-    `slots` int32 [n], where they live (B: nowhere, the row is padding). `tokens`, `positions` int32 [n, T],
-    EMPTY positions for padding. `fresh` bool [n]: the slot starts a new sequence. `last` int32 [n]: the index
-    of the prompt's last token in this chunk, EMPTY if the prompt goes on. `remaining` int32 [n]: tokens that
-    may be generated. `samplers`: those of the n sequences.
+    `origin` int32 [B]: the prompt's length. `stop_tokens` int32 [B, any], EMPTY for none. `samplers`: how each
+    row samples.
     """
 
-    slots: jax.Array
-    tokens: jax.Array
-    positions: jax.Array
-    fresh: jax.Array
-    last: jax.Array
-    remaining: jax.Array
+    origin: jax.Array
+    stop_tokens: jax.Array
     samplers: Samplers
 
 
-def idle_slots(count: int) -> Slots:
-    """`count` slots with nothing to do."""
-    zeros = functools.partial(jnp.zeros, count)
-    samplers = Samplers(
-        seeds=jnp.zeros((count, 2), jnp.uint32),
-        temperature=zeros(jnp.float32),
-        top_p=jnp.ones(count, jnp.float32),
-        top_k=zeros(jnp.int32),
+class Masks(NamedTuple):
+    """The tokens allowed next under a grammar: `words` uint32 [B, ⌈V/32⌉], for rows with `masked` bool [B]."""
+
+    words: jax.Array
+    masked: jax.Array
+
+
+class Chunk(NamedTuple):
+    """The next T tokens of n sequences.
+
+    `tokens`, `positions` int32 [n, T], positions consecutive, EMPTY behind a row's tokens. `table` int32
+    [n, M]. `slots` int32 [n]: the ring of each sequence, the last one for rows that have nothing to do.
+    `fresh` bool [n]: the sequence starts here.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    table: jax.Array
+    slots: jax.Array
+    fresh: jax.Array
+
+
+class Drawn(NamedTuple):
+    """What a dispatch drew, step by step: `tokens` int32 [K, B], EMPTY where a slot was idle; `logprobs`
+    float32 [K, B]; `top_ids` int32 and `top_logprobs` float32 [K, B, 20]."""
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    top_ids: jax.Array
+    top_logprobs: jax.Array
+
+
+class Steps:
+    """The compiled functions of one model on one mesh; nothing is compiled before it is first called.
+
+    Attributes:
+        prefill: (parameters, cache, chunk) → cache.
+        decode: (parameters, cache, slots, patch, table, rows, masks, steps) → (cache, slots, drawn).
+        copy_rings: (cache, sources, targets) → cache.
+        count: (slots, row, prompt, completion) → slots.
+    """
+
+    def __init__(self, model: Transformer, mesh: Mesh, most_steps: int):
+        graph, state = nnx.split(model)
+        self.parameters = state
+        self.mesh = mesh
+        self.most_steps = most_steps
+        batch, config = split("batch"), model.config
+        self.parameter_splits = _parameter_splits(state)
+        self.cache_splits = cache_split(config)
+        self.slot_splits = Slots(batch, batch, batch, split("sampled"))  # type: ignore[arg-type]
+        rows = Rows(batch, batch, split("sampled"))  # type: ignore[arg-type]
+        everywhere = PartitionSpec()
+        compile_ = functools.partial(_spread, mesh)
+        self.prefill = compile_(
+            functools.partial(prefill, graph),
+            (self.parameter_splits, self.cache_splits, batch),
+            self.cache_splits,
+            donated=(1,),
+        )
+        self.decode = compile_(
+            functools.partial(decode, graph, config.vocabulary_size, most_steps),
+            (
+                *(self.parameter_splits, self.cache_splits, self.slot_splits),
+                *(batch, batch, rows, split("sampled"), everywhere),
+            ),
+            (self.cache_splits, self.slot_splits, everywhere),
+            donated=(1, 2),
+        )
+        self.copy_rings = compile_(
+            caches.copy_rings, (self.cache_splits, batch, batch), self.cache_splits, donated=(0,)
+        )
+        self.count = compile_(
+            count, (self.slot_splits, everywhere, everywhere, everywhere), self.slot_splits, donated=(0,)
+        )
+
+
+def _spread(
+    mesh: Mesh, step: Callable, in_splits: Any, out_splits: Any, *, donated: tuple[int, ...]
+) -> jax.stages.Wrapped:
+    spread = jax.shard_map(step, mesh=mesh, in_specs=in_splits, out_specs=out_splits, check_vma=False)
+    return jax.jit(spread, donate_argnums=donated)
+
+
+def _parameter_splits(state: nnx.State) -> nnx.State:
+    """The partition of every parameter, in its place."""
+    return nnx.from_flat_state(
+        [
+            (path, leaf.replace(parameter_split(".".join(map(str, path)))))
+            for path, leaf in nnx.to_flat_state(state)
+        ]
     )
-    return Slots(zeros(jnp.int32), zeros(jnp.int32), zeros(jnp.int32), zeros(jnp.int32), samplers)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=(2, 3))
-def prefill(
-    graph: nnx.GraphDef, parameters: nnx.State, cache: Cache, slots: Slots, chunk: Chunk
-) -> tuple[Cache, Slots]:
-    """Runs one chunk; where a prompt ends in it, draws the first token and hands the slot to `decode`."""
-    model = nnx.merge(graph, parameters)
-    part = take_rows(cache, chunk.slots, fresh=chunk.fresh)
-    hidden, part = model(chunk.tokens, chunk.positions, part)
-    cache = put_rows(cache, chunk.slots, part)
-
-    rows = jnp.arange(chunk.slots.size)
-    last = jnp.maximum(chunk.last, 0)
-    draws = jnp.zeros_like(chunk.slots)
-    started = Slots(
-        token=sample(model.logits(hidden[rows, last]), chunk.samplers, draws),
-        position=chunk.positions[rows, last] + 1,
-        remaining=chunk.remaining,
-        draws=draws + 1,
-        samplers=chunk.samplers,
-    )
-    ready = jnp.where(chunk.last >= 0, chunk.slots, slots.token.size)  # past the last slot: dropped
-    return cache, jax.tree.map(lambda all_, new: all_.at[ready].set(new, mode="drop"), slots, started)
+def idle_slots(count: int, vocabulary: int) -> Slots:
+    """`count` slots with nothing to do, for a vocabulary padded to so many rows."""
+    zeros = jnp.zeros(count, jnp.int32)
+    return Slots(zeros, zeros, zeros, jnp.zeros((count, vocabulary), jnp.uint16))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=(2, 3))
+def prefill(graph: nnx.GraphDef, parameters: nnx.State, cache: Cache, chunk: Chunk) -> Cache:
+    """The cache with a chunk in it. Nothing is sampled: a sequence's last token is fed by `decode`."""
+    model: Transformer = nnx.merge(graph, parameters)
+    return model.prefill(
+        chunk.tokens, chunk.positions, cache, chunk.table, chunk.slots.astype(jnp.int32), chunk.fresh
+    )[1]
+
+
 def decode(
     graph: nnx.GraphDef,
+    vocabulary: int,
+    most_steps: int,
     parameters: nnx.State,
     cache: Cache,
     slots: Slots,
-    stop_tokens: jax.Array,
-    max_steps: int,
-) -> tuple[Cache, Slots, jax.Array]:
-    """Decodes up to `max_steps` tokens of every slot, fewer if all fall idle.
+    patch: jax.Array,
+    table: jax.Array,
+    rows: Rows,
+    masks: Masks,
+    steps: jax.Array,
+) -> tuple[Cache, Slots, Drawn]:
+    """Draws up to `steps`, int32 [], tokens of every slot, fewer if all fall idle.
 
-    stop_tokens int32 [any]. The third result is int32 [max_steps, B]: each step's tokens, EMPTY where a slot
-    was idle. A slot falls idle after emitting a stop token or the last token it may.
+    patch int32 [B, 4]: whether the host changes the slot, and if so its token, position and remaining tokens.
+    table int32 [B, M]. Masks hold for the first token of the dispatch. A slot falls idle after a stop token
+    or the last token that it may draw.
     """
-    model = nnx.merge(graph, parameters)
+    model: Transformer = nnx.merge(graph, parameters)
+    changed = patch[:, 0] != 0
+    slots = dataclasses.replace(
+        slots,
+        token=jnp.where(changed, patch[:, 1], slots.token),
+        position=jnp.where(changed, patch[:, 2], slots.position),
+        remaining=jnp.where(changed, patch[:, 3], slots.remaining),
+    )
+    batch, sampled = slots.token.size, masks.masked.size
+    own = functools.partial(_own_rows, sampled)
 
-    def running(carry: tuple[jax.Array, Cache, Slots, jax.Array]) -> jax.Array:
-        step, _, slots, _ = carry
-        return (step < max_steps) & (slots.remaining > 0).any()
+    def unfinished(carry: tuple[jax.Array, jax.Array, Cache, Slots, Drawn]) -> jax.Array:
+        step, alive, *_ = carry
+        return (step < steps) & alive
 
     def step_once(
-        carry: tuple[jax.Array, Cache, Slots, jax.Array],
-    ) -> tuple[jax.Array, Cache, Slots, jax.Array]:
-        step, cache, slots, emitted = carry
+        carry: tuple[jax.Array, jax.Array, Cache, Slots, Drawn],
+    ) -> tuple[jax.Array, jax.Array, Cache, Slots, Drawn]:
+        step, _, cache, slots, drawn = carry
         active = slots.remaining > 0
-        emitted = emitted.at[step].set(jnp.where(active, slots.token, EMPTY))
-        stopped = jnp.isin(slots.token, stop_tokens)
+        hidden, cache = model.decode(slots.token, jnp.where(active, slots.position, EMPTY), cache, table)
+        one = sample(
+            _whole_rows(model.logits(hidden)),
+            rows.samplers,
+            own(slots.position + 1 - rows.origin),
+            slots.counts,
+            masks.words,
+            masks.masked & (step == 0),
+            vocabulary=vocabulary,
+        )
+        tokens = _gather(one.tokens, TENSOR)
+        stopped = (tokens[:, None] == rows.stop_tokens).any(axis=1)
         remaining = jnp.where(active & ~stopped, slots.remaining - 1, 0)
-        active = remaining > 0
-        positions = jnp.where(active, slots.position, EMPTY)
-        hidden, cache = model(slots.token[:, None], positions[:, None], cache)
-        token = sample(model.logits(hidden[:, 0]), slots.samplers, slots.draws)
+        drawn = Drawn(
+            drawn.tokens.at[step].set(jnp.where(active, tokens, EMPTY)),
+            drawn.logprobs.at[step].set(one.logprobs),
+            drawn.top_ids.at[step].set(one.top_ids),
+            drawn.top_logprobs.at[step].set(one.top_logprobs),
+        )
         slots = Slots(
-            token=jnp.where(active, token, slots.token),
+            token=jnp.where(active, tokens, slots.token),
             position=slots.position + active,
             remaining=remaining,
-            draws=slots.draws + active,
-            samplers=slots.samplers,
+            counts=count_tokens(slots.counts, one.tokens, own(active)),
         )
-        return step + 1, cache, slots, emitted
+        return step + 1, _any_shard(remaining > 0), cache, slots, drawn
 
-    emitted = jnp.full((max_steps, slots.token.size), EMPTY, jnp.int32)
-    _, cache, slots, emitted = jax.lax.while_loop(running, step_once, (jnp.int32(0), cache, slots, emitted))
-    return cache, slots, emitted
+    nothing = Drawn(
+        jnp.full((most_steps, batch), EMPTY, jnp.int32),
+        jnp.zeros((most_steps, sampled), jnp.float32),
+        jnp.zeros((most_steps, sampled, MOST_TOP_LOGPROBS), jnp.int32),
+        jnp.zeros((most_steps, sampled, MOST_TOP_LOGPROBS), jnp.float32),
+    )
+    carry = (jnp.int32(0), _any_shard(slots.remaining > 0), cache, slots, nothing)
+    _, _, cache, slots, drawn = jax.lax.while_loop(unfinished, step_once, carry)
+    everyone = Drawn(
+        _gather(drawn.tokens, DATA, EXPERT, dimension=1),
+        *(_gather(array, *AXES, dimension=1) for array in drawn[1:]),
+    )
+    return cache, slots, everyone
+
+
+def count(slots: Slots, row: jax.Array, prompt: jax.Array, completion: jax.Array) -> Slots:
+    """Counts a sequence's tokens anew: row int32 [] of all slots; prompt, completion int32 [any], EMPTY for
+    none."""
+    rows = slots.counts.shape[0]
+    local = row - jax.lax.axis_index(AXES) * rows
+    counted = count_prompt(slots.counts, jnp.clip(local, 0, rows - 1), prompt, completion)
+    is_own = (local >= 0) & (local < rows)
+    return dataclasses.replace(slots, counts=jnp.where(is_own, counted, slots.counts))
+
+
+def _whole_rows(logits: jax.Array) -> jax.Array:
+    """Logits of all rows and some of the vocabulary → of some rows and the whole vocabulary."""
+    if axis_size(TENSOR) == 1:
+        return logits
+    return jax.lax.all_to_all(logits, TENSOR, split_axis=0, concat_axis=1, tiled=True)
+
+
+def _own_rows(count: int, x: jax.Array) -> jax.Array:
+    """The rows of a batch shard that this device samples."""
+    if count == x.shape[0]:
+        return x
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(TENSOR) * count, count)
+
+
+def _gather(x: jax.Array, *axes: str, dimension: int = 0) -> jax.Array:
+    """The parts of all devices along some mesh axes, put together."""
+    named = tuple(axis for axis in axes if axis_size(axis) > 1)
+    return jax.lax.all_gather(x, named, axis=dimension, tiled=True) if named else x
+
+
+def _any_shard(flags: jax.Array) -> jax.Array:
+    """Whether any flag is set on any device: all must agree on when to stop."""
+    found = flags.any()
+    named = tuple(axis for axis in (DATA, EXPERT) if axis_size(axis) > 1)
+    return jax.lax.psum(found.astype(jnp.int32), named) > 0 if named else found

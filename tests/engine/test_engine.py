@@ -41,7 +41,7 @@ def engine(model):
 
 
 def make_engine(model, **options):
-    shape = {"slots": 4, "max_length": 64, "decode_steps": 5, "prefill_rows": 2, "prefill_chunk": 16}
+    shape = {"slots": 4, "max_length": 64, "decode_steps": 5, "prefill_tokens": 32, "page_size": 16}
     return Engine(model, [STOP], **(shape | options))
 
 
@@ -64,7 +64,7 @@ def run(engine, requests) -> dict[str, Completion]:
 @functools.partial(jax.jit, static_argnums=0)
 def next_token(graph, parameters, tokens, positions, last):
     model = nnx.merge(graph, parameters)
-    hidden, _ = model(tokens, positions)
+    hidden = model(tokens, positions)
     return model.logits(hidden[0, last]).argmax()
 
 
@@ -131,7 +131,7 @@ def test_a_stop_token_ends_a_completion_and_is_its_last_token(model, engine):
 
 def test_length_ends_a_completion_at_max_tokens_or_the_longest_sequence(model):
     engine = make_engine(model, max_length=30)
-    engine_without_stop = Engine(model, [], slots=2, max_length=30, prefill_chunk=16)
+    engine_without_stop = Engine(model, [], slots=2, max_length=30, prefill_tokens=32)
     request = Request("a", list(range(4, 24)), SamplingParams(temperature=0.0))
     completion = run(engine_without_stop, [request])["a"]
     assert (len(completion.tokens), completion.finish_reason) == (10, "length")

@@ -1,0 +1,148 @@
+"""The device's side of an engine: parameters, cache and slots, and the calls that change them.
+
+Every call is a name and some numpy arrays, so that the other processes of a model that spans several hosts
+can repeat it: all of them must run the same steps in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gptoss_jax.cache import EMPTY, new_cache
+from gptoss_jax.engine.options import Layout
+from gptoss_jax.engine.request import MOST_STOP_TOKENS
+from gptoss_jax.engine.steps import Chunk, Drawn, Masks, Rows, Slots, Steps, idle_slots
+from gptoss_jax.model import Transformer
+from gptoss_jax.sampling import Samplers, idle_samplers
+from gptoss_jax.sharding import padded_vocabulary, shape_of, split
+
+STOP_COLUMNS = 2 * MOST_STOP_TOKENS
+"""Stop tokens of a slot: the engine's and the request's."""
+
+
+class Link(Protocol):
+    """How calls reach the other processes."""
+
+    def send(self, name: str, arrays: tuple[np.ndarray, ...]) -> None:
+        """Tells the other processes to make a call."""
+
+
+class Runner:
+    """One model on one mesh, with its cache and its slots."""
+
+    def __init__(self, model: Transformer, mesh: Mesh, layout: Layout, link: Link | None = None):
+        self.layout, self._mesh, self._link = layout, mesh, link
+        shape, config = shape_of(mesh), model.config
+        self.rows = layout.slots * shape.batch_shards
+        self.vocabulary = config.vocabulary_size
+        self.steps = Steps(model, mesh, layout.decode_steps)
+        columns = padded_vocabulary(config, shape.tensor)
+        self.mask_words = -(-columns // 32)
+        self._cache = self._make(
+            lambda: new_cache(
+                config,
+                layout.cache,
+                layout.kv_dtype,
+                batch_shards=shape.batch_shards,
+                head_shards=shape.tensor,
+            ),
+            self.steps.cache_splits,
+        )
+        self._slots: Slots = self._make(lambda: idle_slots(self.rows, columns), self.steps.slot_splits)
+        self._origin = self._put(np.zeros(self.rows, np.int32), split("batch"))
+        self._stops = self._put(np.full((self.rows, STOP_COLUMNS), EMPTY, np.int32), split("batch"))
+        neutral = {name: np.asarray(value) for name, value in vars(idle_samplers(self.rows)).items()}
+        self._samplers = {name: self._put(value, split("sampled")) for name, value in neutral.items()}
+        self._no_masks = self._masks(
+            np.zeros((self.rows, self.mask_words), np.uint32), np.zeros(self.rows, bool)
+        )
+
+    def prefill(self, *chunk: np.ndarray) -> None:
+        """Runs a `Chunk` into the cache."""
+        self._call("prefill", *chunk)
+
+    def decode(self, patch: np.ndarray, table: np.ndarray, steps: int, masks: Masks | None = None) -> Drawn:
+        """Draws up to `steps` tokens of every slot; see `gptoss_jax.engine.steps.decode`. Returns at once."""
+        arrays = () if masks is None else tuple(masks)
+        drawn: Drawn = self._call("decode", patch, table, np.int32(steps), *arrays)
+        return drawn
+
+    def set_slots(self, origin: np.ndarray, stops: np.ndarray) -> None:
+        """Sets prompt lengths int32 [B] and stop tokens int32 [B, any]."""
+        self._call("set_slots", origin, stops)
+
+    def set_sampler(self, name: str, values: np.ndarray) -> None:
+        """Sets one field of all slots' `Samplers`."""
+        self._call("set_sampler", np.array(name), values)
+
+    def copy_rings(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copies rings, int32 [n] local rows for each batch shard."""
+        self._call("copy_rings", sources, targets)
+
+    def count(self, row: int, prompt: np.ndarray, completion: np.ndarray) -> None:
+        """Counts a slot's tokens anew, for its penalties."""
+        self._call("count", np.int32(row), prompt, completion)
+
+    def perform(self, name: str, arrays: tuple[np.ndarray, ...]) -> Any:
+        """Makes a call of another process here."""
+        return getattr(self, f"_do_{name}")(*arrays)
+
+    def _call(self, name: str, *arrays: Any) -> Any:
+        if self._link is not None:
+            self._link.send(name, tuple(map(np.asarray, arrays)))
+        return self.perform(name, arrays)
+
+    def _do_prefill(self, *chunk: np.ndarray) -> None:
+        placed = Chunk(*(self._put(array, split("batch")) for array in chunk))
+        self._cache = self.steps.prefill(self.steps.parameters, self._cache, placed)
+
+    def _do_decode(self, patch: np.ndarray, table: np.ndarray, steps: np.ndarray, *masks: np.ndarray) -> Drawn:
+        batch = split("batch")
+        self._cache, self._slots, drawn = self.steps.decode(
+            self.steps.parameters,
+            self._cache,
+            self._slots,
+            self._put(patch, batch),
+            self._put(table, batch),
+            Rows(self._origin, self._stops, Samplers(**self._samplers)),
+            self._masks(*masks) if masks else self._no_masks,
+            self._put(np.asarray(steps), PartitionSpec()),
+        )
+        return drawn
+
+    def _do_set_slots(self, origin: np.ndarray, stops: np.ndarray) -> None:
+        self._origin, self._stops = (self._put(array, split("batch")) for array in (origin, stops))
+
+    def _do_set_sampler(self, name: np.ndarray, values: np.ndarray) -> None:
+        self._samplers[str(name)] = self._put(values, split("sampled"))
+
+    def _do_copy_rings(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        placed = (self._put(array, split("batch")) for array in (sources, targets))
+        self._cache = self.steps.copy_rings(self._cache, *placed)
+
+    def _do_count(self, row: np.ndarray, prompt: np.ndarray, completion: np.ndarray) -> None:
+        placed = (self._put(np.asarray(array), PartitionSpec()) for array in (row, prompt, completion))
+        self._slots = self.steps.count(self._slots, *placed)
+
+    def _masks(self, words: np.ndarray, masked: np.ndarray) -> Masks:
+        return Masks(self._put(words, split("sampled")), self._put(masked, split("sampled")))
+
+    def _put(self, array: np.ndarray, where: PartitionSpec) -> jax.Array:
+        sharding = NamedSharding(self._mesh, where)
+        if jax.process_count() == 1:
+            return jax.device_put(np.array(array), sharding)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def _make(self, make: Callable[[], Any], splits: Any) -> Any:
+        shardings = jax.tree.map(
+            functools.partial(NamedSharding, self._mesh),
+            splits,
+            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        )
+        return jax.jit(make, out_shardings=shardings)()
