@@ -19,11 +19,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 Implementation = Literal["reference", "tpu", "gpu"]
@@ -105,6 +106,22 @@ def choose(operation: str, implementations: tuple[Implementation, ...]) -> Choic
     chip = setting.chip or (_attached_chip() if name == "tpu" else "v5e")
     _say(operation, name, suffix, chip if name == "tpu" else "")
     return Choice(name, interpret, chip)  # type: ignore[arg-type]
+
+
+def call_once(function: Callable[..., Any], /, *operands: Any, **options: Any) -> Any:
+    """`function(*operands, **options)`, traced and lowered once for all like calls in a program.
+
+    A model calls an operation once a layer, and tracing a kernel takes a second: so each is a jitted function
+    of its own, which jax traces once and the compiler puts in place of the calls. Options that are not arrays
+    are static and have to be hashable.
+    """
+    static = tuple(name for name, value in options.items() if not isinstance(value, jax.Array | np.ndarray))
+    return _jitted(function, static)(*operands, **options)
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any], static: tuple[str, ...]) -> Callable[..., Any]:
+    return jax.jit(function, static_argnames=static)
 
 
 def _environment() -> str:

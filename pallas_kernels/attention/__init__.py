@@ -11,7 +11,7 @@ import jax
 from pallas_kernels.attention import gpu, reference, tpu
 from pallas_kernels.attention.layout import EntryLayout, entry_layout, pack, unpack
 from pallas_kernels.attention.reference import attend, sees
-from pallas_kernels.platform import choose
+from pallas_kernels.platform import call_once, choose
 
 __all__ = [
     "EntryLayout",
@@ -40,10 +40,12 @@ def decode_pages(
     """
     choice = choose("attention.decode_pages", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
-        return tpu.decode_pages(q, pages, table, lengths, sinks, interpret=choice.interpret, chip=choice.chip)
+        return call_once(
+            tpu.decode_pages, q, pages, table, lengths, sinks, interpret=choice.interpret, chip=choice.chip
+        )
     if choice.implementation == "gpu":
-        return gpu.decode_pages(q, pages, table, lengths, sinks, interpret=choice.interpret)
-    return reference.decode_pages(q, pages, table, lengths, sinks)
+        return call_once(gpu.decode_pages, q, pages, table, lengths, sinks, interpret=choice.interpret)
+    return call_once(reference.decode_pages, q, pages, table, lengths, sinks)
 
 
 def prefill_pages(
@@ -57,12 +59,12 @@ def prefill_pages(
     """
     choice = choose("attention.prefill_pages", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
-        return tpu.prefill_pages(
-            q, pages, table, positions, sinks, interpret=choice.interpret, chip=choice.chip
+        return call_once(
+            tpu.prefill_pages, q, pages, table, positions, sinks, interpret=choice.interpret, chip=choice.chip
         )
     if choice.implementation == "gpu":
-        return gpu.prefill_pages(q, pages, table, positions, sinks, interpret=choice.interpret)
-    return reference.prefill_pages(q, pages, table, positions, sinks)
+        return call_once(gpu.prefill_pages, q, pages, table, positions, sinks, interpret=choice.interpret)
+    return call_once(reference.prefill_pages, q, pages, table, positions, sinks)
 
 
 def decode_ring(
@@ -84,12 +86,22 @@ def decode_ring(
     """
     choice = choose("attention.decode_ring", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
-        return tpu.decode_ring(
-            q, ring, held, positions, sinks, window=window, interpret=choice.interpret, chip=choice.chip
+        return call_once(
+            tpu.decode_ring,
+            q,
+            ring,
+            held,
+            positions,
+            sinks,
+            window=window,
+            interpret=choice.interpret,
+            chip=choice.chip,
         )
     if choice.implementation == "gpu":
-        return gpu.decode_ring(q, ring, held, positions, sinks, window=window, interpret=choice.interpret)
-    return reference.decode_ring(q, ring, held, positions, sinks, window=window)
+        return call_once(
+            gpu.decode_ring, q, ring, held, positions, sinks, window=window, interpret=choice.interpret
+        )
+    return call_once(reference.decode_ring, q, ring, held, positions, sinks, window=window)
 
 
 def prefill(
@@ -114,12 +126,24 @@ def prefill(
     """
     choice = choose("attention.prefill", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu":
-        return tpu.prefill(
-            q, k, v, positions, sinks, ring, held, window=window, interpret=choice.interpret, chip=choice.chip
+        return call_once(
+            tpu.prefill,
+            q,
+            k,
+            v,
+            positions,
+            sinks,
+            ring,
+            held,
+            window=window,
+            interpret=choice.interpret,
+            chip=choice.chip,
         )
     if choice.implementation == "gpu":
-        return gpu.prefill(q, k, v, positions, sinks, ring, held, window=window, interpret=choice.interpret)
-    return reference.prefill(q, k, v, positions, sinks, ring, held, window=window)
+        return call_once(
+            gpu.prefill, q, k, v, positions, sinks, ring, held, window=window, interpret=choice.interpret
+        )
+    return call_once(reference.prefill, q, k, v, positions, sinks, ring, held, window=window)
 
 
 def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
@@ -132,5 +156,5 @@ def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: j
     # On GPUs the reference is the kernel: XLA makes one of its scatter.
     choice = choose("attention.store_entries", ("reference", "tpu", "gpu"))
     if choice.implementation == "tpu" and pages.ndim == 1:
-        return tpu.store_entries(pool, entries, pages, rows, interpret=choice.interpret)
-    return reference.store_entries(pool, entries, pages, rows)
+        return call_once(tpu.store_entries, pool, entries, pages, rows, interpret=choice.interpret)
+    return call_once(reference.store_entries, pool, entries, pages, rows)

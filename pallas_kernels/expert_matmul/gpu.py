@@ -71,6 +71,7 @@ def expert_mlp(
     gate_up: PackedLinear,
     down: PackedLinear,
     limit: float,
+    num_experts: int | None = None,
     *,
     plan: Plan | None = None,
     interpret: bool = False,
@@ -82,12 +83,12 @@ def expert_mlp(
     num_tokens, hidden = x.shape
     if num_tokens == 0:
         return x
-    num_experts = gate_up.blocks.shape[0]
-    plan = plan or plan_for(route.experts.size, num_experts, x.dtype)
+    held = gate_up.blocks.shape[0]
+    plan = plan or plan_for(route.experts.size, num_experts or held, x.dtype)
     if num_tokens == 1:
-        schedule = _tile_a_pair(route.experts, num_experts, plan.rows)
+        schedule = _tile_a_pair(route.experts, held, plan.rows)
     else:
-        schedule = schedule_tiles(route.experts, num_experts, plan.rows)
+        schedule = schedule_tiles(route.experts, held, plan.rows)
     halves = x.reshape(num_tokens, hidden // 2, 2).transpose(2, 0, 1)
     inner = _gate_up(halves, schedule, gate_up, limit, plan, interpret)
     results = _down(inner, schedule, down, plan, interpret)

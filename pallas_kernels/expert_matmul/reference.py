@@ -46,18 +46,24 @@ def tile_rows(num_tokens: int, experts_per_token: int, num_experts: int) -> int:
 
 
 def expert_mlp(
-    x: jax.Array, route: Route, gate_up: PackedLinear, down: PackedLinear, limit: float
+    x: jax.Array,
+    route: Route,
+    gate_up: PackedLinear,
+    down: PackedLinear,
+    limit: float,
+    num_experts: int | None = None,
 ) -> jax.Array:
     """Runs each token through its experts and adds the results by the route's weights.
 
     x [T, D]; route for T tokens; gate_up maps D → (2, F), down maps F → D. Matmuls take operands of x's dtype
     and accumulate in float32; the result is [T, D] in x's dtype. Tokens routed nowhere come back as zeros.
+    `num_experts` of the model, where the weights are a slice of them (None: they are all).
     """
     num_tokens, hidden = x.shape
-    num_experts = gate_up.blocks.shape[0]
+    held = gate_up.blocks.shape[0]
     experts_per_token = route.experts.shape[1]
-    groups = group_by_expert(route.experts, num_experts)
-    tile = tile_rows(num_tokens, experts_per_token, num_experts)
+    groups = group_by_expert(route.experts, held)
+    tile = tile_rows(num_tokens, experts_per_token, num_experts or held)
     weights = route.weights.reshape(-1)
 
     def run_expert(index: jax.Array, out: jax.Array) -> jax.Array:

@@ -82,14 +82,21 @@ def plan_for(num_tokens: int, rows_per_expert: float, chip: Chip) -> Plan:
     return Plan(rows, (_MOST_SHARED_ROWS, rows) if rows > _MOST_SHARED_ROWS else (rows,), 12, 12)
 
 
-def expert_mlp(x: jax.Array, route: Route, experts: TiledExperts, limit: float, choice: Choice) -> jax.Array:
+def expert_mlp(
+    x: jax.Array,
+    route: Route,
+    experts: TiledExperts,
+    limit: float,
+    choice: Choice,
+    num_experts: int | None = None,
+) -> jax.Array:
     """As `reference.expert_mlp`, on tiled weights."""
     num_tokens, hidden = x.shape
     if num_tokens == 0:
         return x
-    num_experts = experts.down.codes.shape[0]
-    plan = plan_for(num_tokens, route.experts.size / num_experts, choice.chip)
-    schedule = schedule_tiles(route.experts, num_experts, plan.rows)
+    held = experts.down.codes.shape[0]
+    plan = plan_for(num_tokens, route.experts.size / (num_experts or held), choice.chip)
+    schedule = schedule_tiles(route.experts, held, plan.rows)
     run = functools.partial(
         launch,
         tile_experts=schedule.tile_experts,
@@ -107,11 +114,11 @@ def expert_mlp(x: jax.Array, route: Route, experts: TiledExperts, limit: float, 
         highest = jax.lax.Precision.HIGHEST
         return jnp.einsum("tad,ta->td", chosen, route.weights, precision=highest).astype(x.dtype)
     # Tokens that lie beside each other are multiplied by zeros, which would not stop a NaN.
-    routed = (route.experts < num_experts).any(axis=1, keepdims=True)
+    routed = (route.experts < held).any(axis=1, keepdims=True)
     finite = jnp.isfinite(x).all(axis=1, keepdims=True)
     stored = jnp.where(routed & finite, stored, 0)
     # Per token and expert: its weight, and which of the expert's rows it is (-1: none).
-    chosen = route.experts[..., None] == jnp.arange(num_experts)
+    chosen = route.experts[..., None] == jnp.arange(held)
     weights = jnp.where(chosen, route.weights[..., None], 0).sum(axis=1)
     row_numbers = jnp.where(chosen, schedule.destinations[..., None] % plan.rows, -1).max(axis=1)
     missing = ((0, plan.rows - num_tokens), (0, 0))

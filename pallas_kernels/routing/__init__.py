@@ -10,6 +10,7 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels import platform
+from pallas_kernels.platform import call_once
 from pallas_kernels.routing import gpu, reference, tpu
 from pallas_kernels.routing.parallel import local_experts, spread_experts
 from pallas_kernels.routing.reference import Groups, Route, Schedule, group_by_expert, schedule_rows
@@ -38,10 +39,14 @@ def route(logits: jax.Array, experts_per_token: int, valid: jax.Array | None = N
     _check(logits, experts_per_token)
     choice = _choose("route", logits.shape[0], experts_per_token, 1)
     if choice.implementation == "tpu":
-        return tpu.route(logits, experts_per_token, valid, interpret=choice.interpret)
+        return call_once(
+            tpu.route, logits, valid=valid, experts_per_token=experts_per_token, interpret=choice.interpret
+        )
     if choice.implementation == "gpu":
-        return gpu.route(logits, experts_per_token, valid, interpret=choice.interpret)
-    return reference.route(logits, experts_per_token, valid)
+        return call_once(
+            gpu.route, logits, valid=valid, experts_per_token=experts_per_token, interpret=choice.interpret
+        )
+    return call_once(reference.route, logits, valid=valid, experts_per_token=experts_per_token)
 
 
 def schedule_tiles(experts: jax.Array, num_experts: int, tile: int) -> Schedule:
@@ -49,10 +54,14 @@ def schedule_tiles(experts: jax.Array, num_experts: int, tile: int) -> Schedule:
     num_tokens, experts_per_token = experts.shape
     choice = _choose("schedule_tiles", num_tokens, experts_per_token, tile)
     if choice.implementation == "tpu":
-        return tpu.schedule_tiles(experts, num_experts, tile, interpret=choice.interpret)
+        return call_once(
+            tpu.schedule_tiles, experts, num_experts=num_experts, tile=tile, interpret=choice.interpret
+        )
     if choice.implementation == "gpu":
-        return gpu.schedule_tiles(experts, num_experts, tile, interpret=choice.interpret)
-    return reference.schedule_tiles(experts, num_experts, tile)
+        return call_once(
+            gpu.schedule_tiles, experts, num_experts=num_experts, tile=tile, interpret=choice.interpret
+        )
+    return call_once(reference.schedule_tiles, experts, num_experts=num_experts, tile=tile)
 
 
 def route_and_schedule(
@@ -62,7 +71,14 @@ def route_and_schedule(
     _check(logits, experts_per_token)
     choice = _choose("route_and_schedule", logits.shape[0], experts_per_token, tile)
     if choice.implementation == "tpu":
-        return tpu.route_and_schedule(logits, experts_per_token, tile, valid, interpret=choice.interpret)
+        return call_once(
+            tpu.route_and_schedule,
+            logits,
+            valid=valid,
+            experts_per_token=experts_per_token,
+            tile=tile,
+            interpret=choice.interpret,
+        )
     routed = route(logits, experts_per_token, valid)
     return routed, schedule_tiles(routed.experts, logits.shape[1], tile)
 
