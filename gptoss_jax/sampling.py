@@ -1,63 +1,401 @@
-"""Choosing the next token of every slot, on device."""
+"""Choosing the next token of every row on the device.
+
+All of it is local to a device and made for the inside of a compiled loop. A stage that no row asks for is
+skipped, and a row that does not ask for a stage comes through it untouched, so that what a row draws depends
+on its own logits, settings and random stream alone: not on its index, its neighbours, their number or the
+padding of the vocabulary.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Array = jax.Array | np.ndarray
+
+MOST_BIASED = 300
+MOST_BANNED = 32
+MOST_TOP = 20
+
+_IN_PROMPT = np.uint16(1 << 15)
+_MOST_COUNTED = np.uint16((1 << 15) - 1)
+
+# A request may ask for any finite float64. Within these bounds no sum, product or quotient of logits and
+# settings leaves float32, and no setting with a meaning lies outside them.
+_LARGEST = 1e25
+_LEAST_TEMPERATURE = 1e-6
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Samplers:
-    """How each of B slots samples.
+    """How each of B rows samples; the fields mean what those of `SamplingParams` do.
 
-    `seeds` uint32 [B, 2], the key of the slot's own random stream; `temperature` float32 [B], 0 for greedy;
-    `top_p` float32 [B], 1 for all; `top_k` int32 [B], 0 for all.
+    `seeds` uint32 [B, 2]: the key of the row's random stream.
+    `temperature`, `top_p`, `min_p`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`: float32
+        [B].
+    `top_k` int32 [B].
+    `bias_ids` int32 [B, 300], each id once and -1 for none; `bias_values` float32 [B, 300].
+    `banned_ids` int32 [B, 32], -1 for none: never drawn before the completion has `ban_until` (int32 [B])
+        tokens.
+    `logprobs` bool [B]: whether log-probabilities are wanted.
     """
 
-    seeds: jax.Array
-    temperature: jax.Array
-    top_p: jax.Array
-    top_k: jax.Array
+    seeds: Array
+    temperature: Array
+    top_p: Array
+    top_k: Array
+    min_p: Array
+    repetition_penalty: Array
+    presence_penalty: Array
+    frequency_penalty: Array
+    bias_ids: Array
+    bias_values: Array
+    banned_ids: Array
+    ban_until: Array
+    logprobs: Array
 
 
-def sample(logits: jax.Array, samplers: Samplers, draws: jax.Array) -> jax.Array:
-    """One token id per slot: logits float32 [B, V], `draws` int32 [B] → int32 [B].
+def idle_samplers(count: int) -> Samplers:
+    """`count` rows, as numpy arrays, that take the likeliest token and ask for nothing else."""
 
-    Greedy slots take the largest logit. The others scale by temperature, keep the `top_k` largest, of those
-    the fewest whose probabilities reach `top_p`, and draw from what is left with the random number that
-    belongs to (the slot's seed, `draws`, the number of tokens drawn before): so a draw does not depend on the
-    slot or on what the other slots do.
+    def filled(value: float, dtype: type[np.generic], *shape: int) -> np.ndarray:
+        return np.full((count, *shape), value, dtype)
+
+    return Samplers(
+        seeds=filled(0, np.uint32, 2),
+        temperature=filled(0, np.float32),
+        top_p=filled(1, np.float32),
+        top_k=filled(0, np.int32),
+        min_p=filled(0, np.float32),
+        repetition_penalty=filled(1, np.float32),
+        presence_penalty=filled(0, np.float32),
+        frequency_penalty=filled(0, np.float32),
+        bias_ids=filled(-1, np.int32, MOST_BIASED),
+        bias_values=filled(0, np.float32, MOST_BIASED),
+        banned_ids=filled(-1, np.int32, MOST_BANNED),
+        ban_until=filled(0, np.int32),
+        logprobs=filled(False, np.bool_),
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """What was drawn for each of B rows.
+
+    `tokens` int32 [B]. For rows that want log-probabilities: `logprobs` float32 [B], those of the tokens, and
+    the likeliest tokens `top_ids` int32 [B, 20], best first, with their `top_logprobs` float32 [B, 20]; all
+    in the distribution of the logits as they came. Where there is nothing to tell (other rows, a vocabulary
+    of fewer than 20) the ids are -1 and the numbers 0.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    random = samplers.temperature > 0
 
-    def draw(logits: jax.Array) -> jax.Array:
-        scaled = logits / jnp.where(random, samplers.temperature, 1.0)[:, None]
-        restricted = random & ((samplers.top_p < 1) | (samplers.top_k > 0))
-        scaled = jax.lax.cond(restricted.any(), lambda x: _restrict(x, samplers), lambda x: x, scaled)
-        keys = jax.random.wrap_key_data(samplers.seeds, impl="threefry2x32")
-        drawn = jax.vmap(lambda key, n, row: jax.random.categorical(jax.random.fold_in(key, n), row))(
-            keys, draws, scaled
+    tokens: jax.Array
+    logprobs: jax.Array
+    top_ids: jax.Array
+    top_logprobs: jax.Array
+
+
+def sample(
+    logits: jax.Array,
+    samplers: Samplers,
+    draws: jax.Array,
+    counts: jax.Array,
+    masks: jax.Array,
+    masked: jax.Array,
+    *,
+    vocabulary: int,
+) -> Drawn:
+    """The next token of every row.
+
+    logits: float32 [B, V]; ids from `vocabulary` on are padding, which is never drawn.
+    draws: int32 [B], how many tokens the completion of each row has.
+    counts: uint16 [B, V], which tokens the prompt and the completion have (see `count_tokens`); only
+        penalties read them.
+    masks: uint32 [B, ceil(V / 32)], the tokens that a grammar allows, bit id % 32 of word id // 32; only
+        used for the rows that are `masked` (bool [B]).
+
+    The order: penalties, bias, bans, temperature, top-k, top-p of what that leaves, min-p, mask. A row with a
+    temperature takes the largest logit / temperature + noise, and the noise belongs to (the row's seed,
+    `draws`, the token) and to nothing else. So where a draw without a mask is a token that the mask allows,
+    the draw with the mask is the same one. If none of the tokens kept is allowed, top-k, top-p and min-p
+    choose among the allowed ones instead; if those are all banned, the mask goes before the ban.
+    """
+    # Without the padding from here on, so every number is what it would be if there were none.
+    logits, counts, masks = logits[:, :vocabulary], counts[:, :vocabulary], masks[:, : -(-vocabulary // 32)]
+    draws, masked = jnp.asarray(draws), jnp.asarray(masked)
+    samplers = _bounded(samplers)
+    penalised = samplers.repetition_penalty != 1
+    penalised |= (samplers.presence_penalty != 0) | (samplers.frequency_penalty != 0)
+    biased = (samplers.bias_ids >= 0).any(-1)
+    banned = (samplers.banned_ids >= 0).any(-1) & (draws < samplers.ban_until)
+    limited = (samplers.top_k > 0) | (samplers.top_p < 1) | (samplers.min_p > 0)
+    limited &= samplers.temperature > 0
+
+    def choices(logits: jax.Array) -> jax.Array:
+        wanted = _change(penalised, logits, lambda x: _penalise(x, samplers, counts))
+        wanted = _change(biased, wanted, lambda x: _bias(x, samplers))
+        unbanned = _change(banned, wanted, lambda x: _ban(x, samplers))
+        kept = _change(limited, unbanned, lambda x: _limit(x, samplers))
+
+        def mask(kept: jax.Array) -> jax.Array:
+            allowed = _unpack(masks, vocabulary)
+
+            def anew(lost: jax.Array) -> jax.Array:
+                rest = jnp.where(allowed, unbanned, -jnp.inf)
+                rest = jnp.where(_any_left(rest)[:, None], rest, jnp.where(allowed, wanted, -jnp.inf))
+                return _change(limited, rest, lambda x: _limit(x, samplers))
+
+            met = jnp.where(allowed, kept, -jnp.inf)
+            return _change(masked & ~_any_left(met), met, anew)
+
+        return _change(masked, kept, mask)
+
+    def pick(choices: jax.Array) -> jax.Array:
+        return _pick(choices, samplers, draws)
+
+    # One condition about all of these: a batch of nothing but temperatures then copies no logits.
+    special = penalised | biased | banned | limited | masked
+    tokens = lax.cond(special.any(), lambda x: pick(choices(x)), pick, logits)
+    return _describe(logits, tokens, samplers.logprobs)
+
+
+def count_tokens(counts: jax.Array, tokens: jax.Array, active: jax.Array) -> jax.Array:
+    """Counts with one more of `tokens` (int32 [B]) in each row that is `active` (bool [B]).
+
+    counts: uint16 [B, V]; bits 0 to 14 count the tokens of the row's completion, as far as they can, and bit
+    15 tells those of its prompt.
+    """
+    rows = jnp.arange(counts.shape[0])
+    before = counts[rows, jnp.where(active, tokens, 0)]
+    after = before + ((before & _MOST_COUNTED) < _MOST_COUNTED).astype(counts.dtype)
+    return counts.at[rows, jnp.where(active, tokens, counts.shape[1])].set(after, mode="drop")
+
+
+def count_prompt(counts: jax.Array, row: jax.Array, prompt: jax.Array, completion: jax.Array) -> jax.Array:
+    """Counts (uint16 [B, V]) with one row made anew, from its prompt and what its completion has so far.
+
+    row: int32 []; one outside 0 … B - 1 changes nothing. prompt, completion: int32 [L], of any lengths, -1
+    for none.
+    """
+    size, vocabulary = counts.shape
+
+    def places(tokens: jax.Array) -> jax.Array:
+        return jnp.where(tokens < 0, vocabulary, tokens)
+
+    completed = jnp.zeros(vocabulary, jnp.uint32).at[places(completion)].add(1, mode="drop")
+    completed = jnp.minimum(completed, _MOST_COUNTED).astype(counts.dtype)
+    marked = jnp.zeros_like(completed).at[places(prompt)].set(_IN_PROMPT, mode="drop")
+    return counts.at[jnp.where(row < 0, size, row)].set(completed | marked, mode="drop")
+
+
+def _bounded(samplers: Samplers) -> Samplers:
+    """The samplers as jax arrays, their numbers within bounds that float32 can compute with."""
+    temperature = jnp.asarray(samplers.temperature)
+    within = jnp.clip(temperature, _LEAST_TEMPERATURE, _LARGEST)
+    return dataclasses.replace(
+        jax.tree.map(jnp.asarray, samplers),
+        temperature=jnp.where(temperature > 0, within, 0.0),
+        repetition_penalty=jnp.clip(samplers.repetition_penalty, 1 / _LARGEST, _LARGEST),
+        presence_penalty=jnp.clip(samplers.presence_penalty, -_LARGEST, _LARGEST),
+        frequency_penalty=jnp.clip(samplers.frequency_penalty, -_LARGEST, _LARGEST),
+        bias_values=jnp.clip(samplers.bias_values, -_LARGEST, _LARGEST),
+    )
+
+
+def _change(rows: Array, values: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """`values` [B, V] with `rows` (bool [B]) changed; nothing is computed if there are none."""
+    return lax.cond(rows.any(), lambda x: jnp.where(rows[:, None], change(x), x), lambda x: x, values)
+
+
+def _any_left(logits: jax.Array) -> jax.Array:
+    return (logits > -jnp.inf).any(-1)
+
+
+def _penalise(logits: jax.Array, samplers: Samplers, counts: jax.Array) -> jax.Array:
+    """Logits after the penalties, of every row."""
+    repetition, presence, frequency = (
+        x[:, None]
+        for x in (samplers.repetition_penalty, samplers.presence_penalty, samplers.frequency_penalty)
+    )
+    repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    completed = (counts & _MOST_COUNTED).astype(jnp.float32)
+    logits = jnp.where(counts > 0, repeated, logits)
+    return logits - presence * (completed > 0) - frequency * completed
+
+
+def _bias(logits: jax.Array, samplers: Samplers) -> jax.Array:
+    rows, columns = _places(samplers.bias_ids, logits)
+    return logits.at[rows, columns].add(samplers.bias_values, mode="drop")
+
+
+def _ban(logits: jax.Array, samplers: Samplers) -> jax.Array:
+    rows, columns = _places(samplers.banned_ids, logits)
+    return logits.at[rows, columns].set(-jnp.inf, mode="drop")
+
+
+def _places(ids: Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Where in logits [B, V] the ids [B, N] are; a place outside, which an update drops, for those of -1."""
+    return jnp.arange(ids.shape[0])[:, None], jnp.where(ids < 0, logits.shape[1], ids)
+
+
+def _unpack(masks: jax.Array, vocabulary: int) -> jax.Array:
+    """Masks uint32 [B, W] as bool [B, V]."""
+    # The sixteen bytes of 128 ids are spread over as many lanes by a product with ones and zeros, which is
+    # exact in bfloat16. By the TPU compiler's estimate repeating the words takes seven times as long.
+    masks = jnp.pad(masks, ((0, 0), (0, -masks.shape[1] % 4)))
+    octets = lax.bitcast_convert_type(masks, jnp.uint8).reshape(masks.shape[0], -1, 16)
+    lanes = jnp.arange(128)
+    spread = lanes // 8 == jnp.arange(16)[:, None]
+    lined = (octets.astype(jnp.bfloat16) @ spread.astype(jnp.bfloat16)).astype(jnp.int32)
+    return ((lined >> lanes % 8) & 1).reshape(masks.shape[0], -1)[:, :vocabulary] > 0
+
+
+def _scaled(logits: jax.Array, samplers: Samplers) -> jax.Array:
+    return logits / jnp.where(samplers.temperature > 0, samplers.temperature, 1.0)[:, None]
+
+
+def _limit(logits: jax.Array, samplers: Samplers) -> jax.Array:
+    """Logits [B, V] with all outside top-k, top-p and min-p at -inf; of equal ones the lower ids are kept."""
+    scaled = _scaled(logits, samplers)
+    scaled = _change(samplers.top_k > 0, scaled, lambda x: _top_k(x, samplers.top_k))
+    scaled = _change(samplers.top_p < 1, scaled, lambda x: _top_p(x, samplers.top_p))
+    scaled = _change(samplers.min_p > 0, scaled, lambda x: _min_p(x, samplers.min_p))
+    return jnp.where(scaled > -jnp.inf, logits, -jnp.inf)
+
+
+def _top_k(scaled: jax.Array, top_k: Array) -> jax.Array:
+    """Scaled logits [B, V] without those outside the `top_k` (int32 [B]) largest."""
+    keys = _ordered(scaled)
+    least = _least_key(keys, lambda within: within.sum(-1, dtype=jnp.int32) >= top_k)
+    above = (keys > least[:, None]).sum(-1, dtype=jnp.int32)
+    return _keep(scaled, keys, least, top_k - above)
+
+
+def _top_p(scaled: jax.Array, top_p: Array) -> jax.Array:
+    """Scaled logits [B, V] with the fewest largest whose probabilities reach `top_p` (float32 [B]).
+
+    The probabilities are summed as whole numbers, which no order of summation and no batch changes.
+    """
+    keys = _ordered(scaled)
+    largest = scaled.max(-1, keepdims=True)
+    shares = jnp.exp(scaled - jnp.where(largest > -jnp.inf, largest, 0.0))
+    # Above 0, so that the likeliest token, whose share is 1, is kept in any case.
+    wanted = jnp.maximum(top_p * _sum(shares), jnp.finfo(jnp.float32).tiny)
+    least = _least_key(keys, lambda within: _sum(jnp.where(within, shares, 0.0)) >= wanted)
+    above = _sum(jnp.where(keys > least[:, None], shares, 0.0))
+    share = jnp.where(keys == least[:, None], shares, 0.0).max(-1)
+    room = jnp.clip(jnp.ceil((wanted - above) / share), 1, scaled.shape[1])
+    return _keep(scaled, keys, least, room.astype(jnp.int32))
+
+
+def _min_p(scaled: jax.Array, min_p: Array) -> jax.Array:
+    """Scaled logits [B, V] without those less than `min_p` (float32 [B]) times as likely as the likeliest."""
+    least = scaled.max(-1) + jnp.log(min_p)
+    return jnp.where(scaled < least[:, None], -jnp.inf, scaled)
+
+
+def _ordered(values: jax.Array) -> jax.Array:
+    """Floats as uint32 in the same order, the two zeros being equal."""
+    bits = lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.uint32)
+    sign = np.uint32(1 << 31)
+    return jnp.where(bits < sign, bits | sign, ~bits)
+
+
+def _least_key(keys: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The largest uint32 [B] such that the keys [B, V] from it up are `enough` ([B, V] → bool [B]).
+
+    Found bit by bit from the highest: exact, and without sorting.
+    """
+
+    def refine(bit: jax.Array, least: jax.Array) -> jax.Array:
+        higher = least | (np.uint32(1 << 31) >> bit.astype(jnp.uint32))
+        return jnp.where(enough(keys >= higher[:, None]), higher, least)
+
+    return lax.fori_loop(0, 32, refine, jnp.zeros(keys.shape[0], jnp.uint32))
+
+
+def _keep(scaled: jax.Array, keys: jax.Array, least: jax.Array, room: Array) -> jax.Array:
+    """Scaled logits [B, V] whose key is above `least`, and the first `room` (int32 [B]) that have it."""
+    tied = keys == least[:, None]
+    crowded = tied.sum(-1, dtype=jnp.int32) > room
+    first = _change(crowded, tied, lambda x: x & (jnp.cumsum(x, -1, dtype=jnp.int32) <= room[:, None]))
+    return jnp.where((keys > least[:, None]) | first, scaled, -jnp.inf)
+
+
+def _sum(shares: jax.Array) -> jax.Array:
+    """Sums float32 [B] of shares [B, V] in 0 … 1, the same in whatever order: three digits of each share,
+    together as long as leaves room for V of them, are added as integers."""
+    base = 2.0 ** (31 - shares.shape[1].bit_length())
+    digits = []
+    for _ in range(3):
+        shares = shares * base
+        digit = jnp.floor(shares)
+        shares = shares - digit
+        digits.append(digit.astype(jnp.int32).sum(-1, dtype=jnp.int32).astype(jnp.float32))
+    return (digits[0] + (digits[1] + digits[2] / base) / base) / base
+
+
+def _pick(choices: jax.Array, samplers: Samplers, draws: jax.Array) -> jax.Array:
+    """Tokens int32 [B] out of the choices [B, V]: the likeliest, or one drawn at the row's temperature."""
+
+    def draw(choices: jax.Array) -> jax.Array:
+        keys = jax.random.wrap_key_data(jnp.asarray(samplers.seeds), impl="threefry2x32")
+        noise = jax.vmap(
+            lambda key, n: jax.random.gumbel(jax.random.fold_in(key, n), choices.shape[1:], choices.dtype)
+        )(keys, draws)
+        random = (samplers.temperature > 0)[:, None]
+        return likeliest(jnp.where(random, noise + _scaled(choices, samplers), choices))
+
+    def likeliest(scores: jax.Array) -> jax.Array:
+        return jnp.argmax(scores, -1).astype(jnp.int32)
+
+    return lax.cond((samplers.temperature > 0).any(), draw, likeliest, choices)
+
+
+def _describe(logits: jax.Array, tokens: jax.Array, wanted: Array) -> Drawn:
+    """Tokens [B] with the log-probabilities that logits [B, V] give them and the likeliest, where wanted."""
+    count, vocabulary = logits.shape
+    listed = min(MOST_TOP, vocabulary)
+
+    def describe() -> Drawn:
+        largest = logits.max(-1, keepdims=True)
+        total = largest + jnp.log(jnp.exp(logits - largest).sum(-1, keepdims=True))
+        ids = jnp.arange(vocabulary)
+
+        def next_best(
+            last: tuple[jax.Array, jax.Array], _: None
+        ) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
+            value, token = (x[:, None] for x in last)
+            later = (logits < value) | ((logits == value) & (ids > token))
+            # A logit of -inf comes after the others and yet before those that were listed.
+            ranked = jnp.where(later, jnp.maximum(logits, jnp.finfo(jnp.float32).min), -jnp.inf)
+            best = jnp.argmax(ranked, -1).astype(jnp.int32)
+            last = _at(logits, best), best
+            return last, last
+
+        start = jnp.full(count, jnp.inf), jnp.full(count, -1, jnp.int32)
+        _, (values, best) = lax.scan(next_best, start, length=listed)
+        spare = ((0, 0), (0, MOST_TOP - listed))
+        return Drawn(
+            tokens=tokens,
+            logprobs=jnp.where(wanted, _at(logits, tokens) - total[:, 0], 0.0),
+            top_ids=jnp.pad(jnp.where(wanted[:, None], best.T, -1), spare, constant_values=-1),
+            top_logprobs=jnp.pad(jnp.where(wanted[:, None], values.T - total, 0.0), spare),
         )
-        return jnp.where(random, drawn.astype(jnp.int32), greedy)
 
-    return jax.lax.cond(random.any(), draw, lambda _: greedy, logits)
+    def silent() -> Drawn:
+        none = jnp.zeros((count, MOST_TOP))
+        return Drawn(tokens, jnp.zeros(count), jnp.full(none.shape, -1, jnp.int32), none)
+
+    return lax.cond(wanted.any(), describe, silent)
 
 
-def _restrict(logits: jax.Array, samplers: Samplers) -> jax.Array:
-    """Logits [B, V] with those outside each slot's top-k and top-p at -inf; ties break by token id."""
-    vocabulary = logits.shape[-1]
-    order = jnp.argsort(-logits, axis=-1, stable=True)
-    ordered = jnp.take_along_axis(logits, order, axis=-1)
-    top_k = jnp.where(samplers.top_k > 0, samplers.top_k, vocabulary)[:, None]
-    ordered = jnp.where(jnp.arange(vocabulary) < top_k, ordered, -jnp.inf)
-    shares = jax.nn.softmax(ordered, axis=-1)
-    before = jnp.cumsum(shares, axis=-1) - shares
-    # The first token always stays; sums of float32 may miss 1, so a top-p of 1 keeps all by its own test.
-    kept = (before < samplers.top_p[:, None]) | (samplers.top_p >= 1)[:, None]
-    ordered = jnp.where(kept, ordered, -jnp.inf)
-    rows = jnp.arange(logits.shape[0])[:, None]
-    return jnp.full_like(logits, -jnp.inf).at[rows, order].set(ordered)
+def _at(values: jax.Array, ids: jax.Array) -> jax.Array:
+    """The value of each row of [B, V] at its id ([B])."""
+    return jnp.take_along_axis(values, ids[:, None], -1)[:, 0]
