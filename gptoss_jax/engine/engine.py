@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from gptoss_jax.cache import EMPTY
 from gptoss_jax.engine.control import Control
+from gptoss_jax.engine.link import connect
 from gptoss_jax.engine.options import Bucket, EngineOptions, lay_out
 from gptoss_jax.engine.request import Completion, Request, RequestError, SamplingParams, TokenLogprobs, Update
 from gptoss_jax.engine.runner import STOP_COLUMNS, Runner
@@ -71,7 +72,8 @@ class Engine:
                 f"stop_tokens are {len(self._stop_tokens)}: there must be at most {STOP_COLUMNS // 2}"
             )
         self._layout = lay_out(self.options, model.config, shape, model.dtype)
-        self._runner = Runner(model, self._mesh, self._layout)
+        leader, self._follower = connect()
+        self._runner = Runner(model, self._mesh, self._layout, leader)
         self._scheduler = Scheduler(self._layout, shape.batch_shards)
         self._table = SlotTable(self._runner, self._stop_tokens)
         self._sequences: dict[str, list[Sequence]] = {}
@@ -89,6 +91,32 @@ class Engine:
     def unfinished(self) -> int:
         """Sequences that wait or run."""
         return self._scheduler.unfinished
+
+    @property
+    def compiled_programs(self) -> int:
+        """How many programs were compiled so far; it stays the same once each bucket has been used."""
+        return self._runner.steps.compiled_programs
+
+    @property
+    def speaks(self) -> bool:
+        """Whether requests are given to this process. With several processes it is the first; the others
+        `follow` it."""
+        return self._follower is None
+
+    def follow(self) -> None:
+        """In the other processes of several: makes the same steps as the first, until it is closed."""
+        if self._follower is not None:
+            self._follower.follow(self._runner.perform)
+
+    def close(self) -> None:
+        """Lets the other processes go. Further steps are not possible then."""
+        self._runner.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def check(self, request: Request) -> None:
         """Raises `RequestError` if the request can never run here."""

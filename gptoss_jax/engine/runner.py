@@ -6,18 +6,18 @@ can repeat it: all of them must run the same steps in the same order.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gptoss_jax.cache import EMPTY, new_cache
+from gptoss_jax.engine.link import Leader
 from gptoss_jax.engine.options import Layout
 from gptoss_jax.engine.request import MOST_STOP_TOKENS
-from gptoss_jax.engine.steps import Chunk, Drawn, Masks, Rows, Slots, Steps, idle_slots
+from gptoss_jax.engine.steps import Chunk, Drawn, Masks, Rows, Slots, Steps, idle_slots, shardings_of
 from gptoss_jax.model import Transformer
 from gptoss_jax.sampling import Samplers, idle_samplers
 from gptoss_jax.sharding import padded_vocabulary, shape_of, split
@@ -26,18 +26,11 @@ STOP_COLUMNS = 2 * MOST_STOP_TOKENS
 """Stop tokens of a slot: the engine's and the request's."""
 
 
-class Link(Protocol):
-    """How calls reach the other processes."""
-
-    def send(self, name: str, arrays: tuple[np.ndarray, ...]) -> None:
-        """Tells the other processes to make a call."""
-
-
 class Runner:
     """One model on one mesh, with its cache and its slots."""
 
-    def __init__(self, model: Transformer, mesh: Mesh, layout: Layout, link: Link | None = None):
-        self.layout, self._mesh, self._link = layout, mesh, link
+    def __init__(self, model: Transformer, mesh: Mesh, layout: Layout, leader: Leader | None = None):
+        self.layout, self._mesh, self._leader = layout, mesh, leader
         shape, config = shape_of(mesh), model.config
         self.rows = layout.slots * shape.batch_shards
         self.vocabulary = config.vocabulary_size
@@ -94,9 +87,14 @@ class Runner:
         return getattr(self, f"_do_{name}")(*arrays)
 
     def _call(self, name: str, *arrays: Any) -> Any:
-        if self._link is not None:
-            self._link.send(name, tuple(map(np.asarray, arrays)))
+        if self._leader is not None:
+            self._leader.send(name, tuple(map(np.asarray, arrays)))
         return self.perform(name, arrays)
+
+    def close(self) -> None:
+        """Lets the other processes go."""
+        if self._leader is not None:
+            self._leader.close()
 
     def _do_prefill(self, *chunk: np.ndarray) -> None:
         placed = Chunk(*(self._put(array, split("batch")) for array in chunk))
@@ -140,9 +138,4 @@ class Runner:
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     def _make(self, make: Callable[[], Any], splits: Any) -> Any:
-        shardings = jax.tree.map(
-            functools.partial(NamedSharding, self._mesh),
-            splits,
-            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
-        )
-        return jax.jit(make, out_shardings=shardings)()
+        return jax.jit(make, out_shardings=shardings_of(self._mesh, splits))()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gptoss_jax import cache as caches
 from gptoss_jax.cache import EMPTY, Cache, cache_split
@@ -129,11 +129,29 @@ class Steps:
         )
 
 
+    @property
+    def compiled_programs(self) -> int:
+        """How many programs the calls so far needed."""
+        steps = (self.prefill, self.decode, self.copy_rings, self.count)
+        return sum(step._cache_size() for step in steps)  # type: ignore[attr-defined]
+
+
 def _spread(
     mesh: Mesh, step: Callable, in_splits: Any, out_splits: Any, *, donated: tuple[int, ...]
 ) -> jax.stages.Wrapped:
     spread = jax.shard_map(step, mesh=mesh, in_specs=in_splits, out_specs=out_splits, check_vma=False)
-    return jax.jit(spread, donate_argnums=donated)
+    # Said in so many words: left to itself, jax writes the same sharding in another way if an axis has size
+    # 1, and then compiles again for it.
+    return jax.jit(spread, donate_argnums=donated, out_shardings=shardings_of(mesh, out_splits))
+
+
+def shardings_of(mesh: Mesh, splits: Any) -> Any:
+    """The shardings of a tree of partitions."""
+    return jax.tree.map(
+        functools.partial(NamedSharding, mesh),
+        splits,
+        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+    )
 
 
 def _parameter_splits(state: nnx.State) -> nnx.State:

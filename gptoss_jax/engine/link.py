@@ -1,0 +1,113 @@
+"""How the first process of several tells the others what to run.
+
+A model over several hosts is one program in every process, and all must call the same steps in the same order
+with the same arrays. The first process decides and sends each call to the others over TCP before it makes it
+itself; they make what they receive. Where to connect, and a key, the processes agree on through jax's own
+collectives; nobody without the key is listened to.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+import jax
+import numpy as np
+
+_KEY_BYTES = 32
+_CLOSE = "close"
+
+
+class Leader:
+    """The first process' side."""
+
+    def __init__(self, connections: list[Connection]):
+        self._connections = connections
+
+    def send(self, name: str, arrays: tuple[np.ndarray, ...]) -> None:
+        """Tells the other processes to make a call."""
+        message = _pack(name, arrays)
+        for connection in self._connections:
+            connection.send_bytes(message)
+
+    def close(self) -> None:
+        """Tells them that there are no more."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.send_bytes(_pack(_CLOSE, ()))
+            connection.close()
+
+
+class Follower:
+    """The side of every other process."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+
+    def follow(self, perform: Callable[[str, tuple[np.ndarray, ...]], Any]) -> None:
+        """Makes each call that the first process sends, until it closes."""
+        while True:
+            name, arrays = _unpack(self._connection.recv_bytes())
+            if name == _CLOSE:
+                self._connection.close()
+                return
+            perform(name, arrays)
+
+
+def connect() -> tuple[Leader | None, Follower | None]:
+    """Connects the processes of `jax.distributed`; all must call it at the same time. (None, None) if there
+    is only one."""
+    if jax.process_count() == 1:
+        return None, None
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    if jax.process_index() == 0:
+        key = secrets.token_bytes(_KEY_BYTES)
+        with Listener(("", 0), backlog=jax.process_count(), authkey=key) as listener:
+            port = listener.address[1]
+            broadcast_one_to_all(_offer(_own_address(), port, key))
+            return Leader([listener.accept() for _ in range(jax.process_count() - 1)]), None
+    address, port, key = _accept(broadcast_one_to_all(_offer("0.0.0.0", 0, bytes(_KEY_BYTES))))
+    return None, Follower(Client((address, port), authkey=key))
+
+
+def _own_address() -> str:
+    """This host's address in its network: that of the interface which the default route takes."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))  # sends nothing
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _offer(address: str, port: int, key: bytes) -> np.ndarray:
+    return np.frombuffer(socket.inet_aton(address) + struct.pack("!I", port) + key, np.uint8)
+
+
+def _accept(offer: Any) -> tuple[str, int, bytes]:
+    data = np.asarray(offer).astype(np.uint8).tobytes()
+    return socket.inet_ntoa(data[:4]), struct.unpack("!I", data[4:8])[0], data[8:]
+
+
+def _pack(name: str, arrays: tuple[np.ndarray, ...]) -> bytes:
+    """A call as bytes: its name and the arrays' dtypes and shapes as JSON, then their contents."""
+    header = json.dumps([name, [(array.dtype.str, array.shape) for array in arrays]]).encode()
+    contents = (np.ascontiguousarray(array).tobytes() for array in arrays)
+    return b"".join((struct.pack("!I", len(header)), header, *contents))
+
+
+def _unpack(message: bytes) -> tuple[str, tuple[np.ndarray, ...]]:
+    (size,) = struct.unpack_from("!I", message)
+    name, described = json.loads(message[4 : 4 + size])
+    arrays, start = [], 4 + size
+    for dtype, shape in described:
+        count = int(np.prod(shape))
+        arrays.append(np.frombuffer(message, dtype, count, start).reshape(shape))
+        start += count * np.dtype(dtype).itemsize
+    return name, tuple(arrays)
