@@ -51,13 +51,13 @@ def read_answer(completion: Completion, encoding: HarmonyEncoding) -> Answer:
         elif isinstance(event, ContentDelta):
             length += len(event.text)
     parser.feed(tokens[-1:])
-    whole = len(parser.completion.messages)
+    before_end = parser.completion
     parser.finish()
     parsed = parser.completion
     messages = parsed.messages
     if completion.stop is not None and messages:
         messages[-1] = _cut(messages[-1], completion.stop, length)
-    calls = [message for message in messages[:whole] if message.is_call]
+    calls = [message for message in messages[: len(before_end.messages)] if message.is_call]
     finish_reason: AnswerReason = completion.finish_reason
     if finish_reason == "stop" and calls:
         finish_reason = "tool_calls"
@@ -66,7 +66,7 @@ def read_answer(completion: Completion, encoding: HarmonyEncoding) -> Answer:
     return Answer(
         messages=messages,
         calls=calls,
-        diagnostics=[found for found in parsed.diagnostics if ended or found.what != "truncated"],
+        diagnostics=(parsed if ended else before_end).diagnostics,
         finish_reason=finish_reason,
         prompt_tokens=completion.prompt_tokens,
         cached_tokens=completion.cached_tokens,

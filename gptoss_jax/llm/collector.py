@@ -8,13 +8,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gptoss_jax.engine.request import Request, RequestError, SamplingParams
-from gptoss_jax.llm.prompts import Prompt, PromptOptions, prepare, response_schema_of, split_prompts
+from gptoss_jax.llm.prompts import (
+    Prompt,
+    PromptOptions,
+    declared_functions,
+    prepare,
+    response_schema_of,
+    split_prompts,
+)
 from gptoss_jax.llm.results import Generation, Sample, read_sample
 from harmony.errors import shown
 
 if TYPE_CHECKING:
     from gptoss_jax.engine.request import Update
-    from harmony import HarmonyEncoding
+    from harmony import Conversation, HarmonyEncoding
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 """How tokens are chosen: the same for all prompts, or one for each; None for the defaults."""
@@ -46,36 +53,37 @@ def requests_of(
     split = split_prompts(prompts)
     is_one = len(split) == 1 and split[0] is prompts
     names = [""] if is_one else [f"prompts[{index}]" for index in range(len(split))]
-    each = _sampling_of_each(sampling, len(split))
-    given = response_schema_of(options) is not None
-    return [
-        NamedRequest(
-            Request(
-                id=next(ids),
-                prompt=prepare(prompt, options, encoding, name).tokens,
-                sampling=sampling_with_schema(params, options) if given else params,
-            ),
-            name,
-        )
-        for prompt, params, name in zip(split, each, names, strict=True)
-    ]
+    requests = []
+    for prompt, params, name in zip(split, _sampling_of_each(sampling, len(split)), names, strict=True):
+        prepared = prepare(prompt, options, encoding, name)
+        params = sampling_with_schema(params, options, prepared.conversation)
+        requests.append(NamedRequest(Request(next(ids), prepared.tokens, params), name))
+    return requests
 
 
-def sampling_with_schema(sampling: SamplingParams | None, options: PromptOptions) -> SamplingParams:
+def sampling_with_schema(
+    sampling: SamplingParams | None, options: PromptOptions, conversation: Conversation | None
+) -> SamplingParams:
     """The sampling under the grammar of the options' `response_schema`, if there is one.
+
+    It constrains the answer, and the arguments of the functions that the conversation declares.
 
     Raises:
         RequestError: the sampling has a grammar of its own.
     """
     sampling = _checked(sampling, "sampling")
     schema = response_schema_of(options)
-    if schema is None:
+    if schema is None or conversation is None:
         return sampling
     if sampling.grammar is not None:
         raise RequestError("response_schema is given, and sampling.grammar too: give one")
     from gptoss_jax.engine.grammar import Grammar
 
-    return dataclasses.replace(sampling, grammar=Grammar.json_schema(schema))
+    grammar = Grammar.json_schema(schema)
+    functions = declared_functions(conversation)
+    if functions:
+        grammar = grammar.with_calls({function.name: function.parameters for function in functions})
+    return dataclasses.replace(sampling, grammar=grammar)
 
 
 def _sampling_of_each(sampling: Sampling, count: int) -> list[SamplingParams]:
@@ -84,9 +92,7 @@ def _sampling_of_each(sampling: Sampling, count: int) -> list[SamplingParams]:
     if not isinstance(sampling, Sequence) or isinstance(sampling, str):
         return [_checked(sampling, "sampling")]
     if len(sampling) != count:
-        raise RequestError(
-            f"sampling has {len(sampling)} entries: it must have one for each of the {count} prompts"
-        )
+        raise RequestError(f"sampling has {len(sampling)} entries for {count} prompts: it must have as many")
     return [_checked(params, f"sampling[{index}]") for index, params in enumerate(sampling)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,13 @@ class SampleEvents:
         """What an update brings."""
         completion = update.completion
         if completion is None:
-            return self._read(update.tokens)
+            return _merged(self._read(update.tokens))
         events: list[StreamEvent] = []
         if completion.stop is None:
             unsaid = len(completion.tokens) - len(said_tokens(completion, self._encoding))
             events = self._read(update.tokens[: len(update.tokens) - unsaid])
         sample = read_sample(completion, self._request, self._encoding)
-        return [*events, *self._rest(sample), Finished(self._sample, sample)]
+        return _merged([*events, *self._rest(sample), Finished(self._sample, sample)])
 
     def _read(self, tokens: Sequence[int]) -> list[StreamEvent]:
         return [event for parsed in self._parser.feed(tokens) for event in self._translate(parsed)]
@@ -100,6 +101,22 @@ class SampleEvents:
                 events.append(delta(self._sample, rest))
         events += [ToolCallReady(self._sample, call) for call in sample.tool_calls[self._calls :]]
         return events
+
+
+def _merged(events: Sequence[StreamEvent]) -> list[StreamEvent]:
+    """The events, neighbouring deltas of a kind as one."""
+    merged: list[StreamEvent] = []
+    for event in events:
+        last = merged[-1] if merged else None
+        if (
+            isinstance(last, ReasoningDelta | PreambleDelta | TextDelta)
+            and isinstance(event, ReasoningDelta | PreambleDelta | TextDelta)
+            and type(last) is type(event)
+        ):
+            merged[-1] = dataclasses.replace(last, text=last.text + event.text)
+        else:
+            merged.append(event)
+    return merged
 
 
 def _may_begin(text: str, stops: Sequence[str]) -> int:

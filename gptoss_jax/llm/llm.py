@@ -22,10 +22,17 @@ from gptoss_jax.llm.collector import (
     sampling_with_schema,
 )
 from gptoss_jax.llm.engine_thread import AsyncMailbox, EngineLike, EngineThread, Mailbox
-from gptoss_jax.llm.prompts import Prompt, PromptOptions, check_options, conversation_of, prepare
+from gptoss_jax.llm.prompts import (
+    Prompt,
+    PromptOptions,
+    check_options,
+    conversation_of,
+    declared_functions,
+    prepare,
+)
 from gptoss_jax.llm.results import Generation, ToolRun
 from gptoss_jax.llm.streams import AsyncStream, Stream
-from gptoss_jax.llm.tool_loop import ToolLoop, declares_functions
+from gptoss_jax.llm.tool_loop import ToolLoop
 from gptoss_jax.tools import Toolbox
 from harmony.errors import shown
 
@@ -322,11 +329,9 @@ class LLM:
             self._follow()
             return Request("", [])
         check_options(options)
-        return Request(
-            id=next(self._ids),
-            prompt=prepare(prompt, options, self.encoding).tokens,
-            sampling=sampling_with_schema(sampling, options),
-        )
+        prepared = prepare(prompt, options, self.encoding)
+        sampling = sampling_with_schema(sampling, options, prepared.conversation)
+        return Request(next(self._ids), prepared.tokens, sampling)
 
     def _tool_loop(
         self,
@@ -337,17 +342,17 @@ class LLM:
         options: PromptOptions,
     ) -> tuple[Toolbox, ToolLoop, SamplingParams]:
         check_options(options)
-        sampling = sampling_with_schema(sampling, options)
-        if sampling.n != 1:
-            raise RequestError(f"n is {sampling.n}: with tools it must be 1")
         if not isinstance(max_rounds, int) or isinstance(max_rounds, bool) or max_rounds < 1:
             raise RequestError(f"max_rounds is {shown(max_rounds)}: it must be a whole number from 1")
         toolbox = Toolbox(functions)
         prepared = prepare(conversation, options, self.encoding).conversation
         if prepared is None:
             raise RequestError("the prompt is a list of token ids: with tools it must be a conversation")
-        if options.get("tools") is None and not declares_functions(prepared):
+        if not declared_functions(prepared):
             prepared = conversation_of(prepared, {"tools": toolbox.schemas()})
+        sampling = sampling_with_schema(sampling, options, prepared)
+        if sampling.n != 1:
+            raise RequestError(f"n is {sampling.n}: with tools it must be 1")
         return toolbox, ToolLoop(prepared, self.encoding), sampling
 
     def _follow(self) -> None:

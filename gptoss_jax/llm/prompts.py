@@ -15,7 +15,7 @@ from harmony.openai_formats import conversation_from_chat
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from harmony import HarmonyEncoding
+    from harmony import HarmonyEncoding, ToolDescription
 
 Prompt = str | Conversation | Sequence[Message] | Sequence[Mapping[str, Any]] | Sequence[int]
 """One prompt: the user's text, a conversation, its messages, chat messages as dictionaries, or token ids."""
@@ -113,8 +113,6 @@ def prepare(prompt: Prompt, options: PromptOptions, encoding: HarmonyEncoding, n
         tokens = encoding.render_conversation_for_completion(conversation, Role.ASSISTANT)
     except (HarmonyError, ValueError) as error:
         reason = " ".join(str(error).split())
-        if isinstance(error, UnicodeEncodeError):
-            reason = "the text has a lone surrogate, which is no character"
         raise RequestError(f"{name}: {reason}" if name else reason) from None
     return Prepared(tokens, conversation)
 
@@ -140,6 +138,17 @@ def conversation_of(prompt: Prompt, options: PromptOptions) -> Conversation:
         if all(map(_is_dictionary, prompt)):
             return _from_chat(list(prompt), options)  # type: ignore[arg-type]
     raise RequestError(f"the prompt is {shown(prompt)}: it must be {ALLOWED}")
+
+
+def declared_functions(conversation: Conversation) -> list[ToolDescription]:
+    """The functions that developer messages of a conversation declare."""
+    return [
+        function
+        for message in conversation
+        for part in message.content
+        if isinstance(part, DeveloperContent) and (namespace := (part.tools or {}).get("functions"))
+        for function in namespace.tools
+    ]
 
 
 def _from_chat(messages: list[Mapping[str, Any]], options: PromptOptions) -> Conversation:

@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING
 
 from gptoss_jax.llm.answer import text_of
 from gptoss_jax.llm.results import Generation, ToolCall, ToolRun
-from harmony import Author, Conversation, DeveloperContent, HarmonyError, Message, Role, TextContent
+from harmony import Author, Conversation, HarmonyError, Message, Role, TextContent
 
 if TYPE_CHECKING:
     from harmony import HarmonyEncoding
-
-
-def declares_functions(conversation: Conversation) -> bool:
-    """Whether a developer message of the conversation declares functions."""
-    return any(
-        isinstance(part, DeveloperContent) and (part.tools or {}).get("functions") is not None
-        for message in conversation
-        for part in message.content
-    )
 
 
 class ToolLoop:

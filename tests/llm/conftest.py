@@ -25,6 +25,12 @@ def tokens_of(encoding: HarmonyEncoding) -> Callable[[str], list[int]]:
 
 
 @pytest.fixture
+def endless(tokens_of: Callable[[str], list[int]]) -> Script:
+    """What takes the fake engine minutes to say."""
+    return Script(tokens_of("<|channel|>final<|message|>So") + tokens_of(" the") * 1_000_000)
+
+
+@pytest.fixture
 def answering(encoding: HarmonyEncoding) -> Iterator[Callable[..., LLM]]:
     """Makes an LLM whose every completion is a text, a script, or what a function of the request says."""
     made: list[LLM] = []

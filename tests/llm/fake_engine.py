@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 
 from gptoss_jax.engine.request import Completion, FinishReason, Request, RequestError, TokenLogprobs, Update
@@ -93,6 +94,7 @@ class FakeEngine:
         self.threads.add(threading.get_ident())
         self.stepped.set()
         assert self.gate.wait(20)
+        time.sleep(0.0002)  # lets callers have a turn
         self.steps += 1
         if self.steps == self._fail_at:
             raise ArithmeticError("the device\nis on fire")
