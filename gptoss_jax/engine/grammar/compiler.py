@@ -18,7 +18,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from gptoss_jax.engine.grammar.asked import Document, Function, Grammar, GrammarError
-from gptoss_jax.engine.grammar.matcher import Matcher
+from gptoss_jax.engine.grammar.matcher import Matcher, reason_of
 from gptoss_jax.engine.grammar.schema import prepared
 from gptoss_jax.engine.grammar.vocabulary import Vocabulary, vocabulary_of
 from harmony import HarmonyEncoding
@@ -103,7 +103,7 @@ def _compile(grammar: Grammar, reasoning: bool, vocabulary: Vocabulary) -> Compi
     grammars: list[dict[str, Any]] = []
     for name, document in parts:
         try:
-            part = {"name": name, **_as_grammar(document)}
+            part = {**_as_grammar(document), "name": name}
             _check(part, vocabulary)
         except GrammarError as error:
             what = f"the arguments of function {where[name]!r}" if name in where else "the final content"
@@ -112,7 +112,7 @@ def _compile(grammar: Grammar, reasoning: bool, vocabulary: Vocabulary) -> Compi
     lark = _completion(grammar, channels)
     initial = _matcher([{"name": "completion", "lark_grammar": lark}, *grammars], vocabulary)
     if initial.is_error():
-        raise GrammarError(f"the grammar: {one_line(initial.get_error())}")
+        raise GrammarError(f"the grammar: {reason_of(initial)}")
     return Compiled(
         vocabulary=vocabulary,
         initial=initial,
@@ -169,15 +169,11 @@ _SPECIAL = re.compile(r"<[^<>\n]*>?")
 
 
 def _check(part: dict[str, Any], vocabulary: Vocabulary) -> None:
-    """Raises GrammarError with llguidance's reason against a document, or if no text can meet it."""
+    """Raises GrammarError with llguidance's reason against a document, or if no text can begin it."""
     alone = _matcher([part], vocabulary)
+    alone.compute_bitmask()
     if alone.is_error():
-        raise GrammarError(one_line(alone.get_error()))
-    bits = alone.compute_bitmask()
-    if alone.is_error():
-        raise GrammarError(one_line(alone.get_error()))
-    if not any(bits):
-        raise GrammarError("no text can meet it")
+        raise GrammarError(reason_of(alone))
 
 
 def _matcher(grammars: list[dict[str, Any]], vocabulary: Vocabulary) -> LLMatcher:
@@ -186,9 +182,3 @@ def _matcher(grammars: list[dict[str, Any]], vocabulary: Vocabulary) -> LLMatche
     text = json.dumps({"grammars": grammars}, ensure_ascii=False)
     limits = LLParserLimits(verbose_errors=False)
     return LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
-
-
-def one_line(reason: str, most: int = 300) -> str:
-    """llguidance's reason without its line breaks and lists."""
-    line = " ".join(reason.split())
-    return line if len(line) <= most else line[: most - 1] + "…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ MOST_DIGITS = 1_000
 """A longer run of digits in a JSON document is broken off, where anything else may follow: Python reads no
 integer of more than 4,300, and a model that repeats itself would not end it."""
 
+MOST_REASON = 300
 _START = b"<|start|>assistant"
 
 
@@ -165,21 +167,26 @@ class Matcher:
         return None if self._closer is None else vocabulary.text_until[self._closer]
 
     def _checked(self, mask: np.ndarray) -> np.ndarray:
-        """A mask as llguidance computed it, in place: no endless digits, and not empty."""
+        """A mask as llguidance computed it; long runs of digits are broken off in place."""
         self._raise_error()
         if self._digits >= MOST_DIGITS:
             rest = mask & ~self._compiled.vocabulary.digits
             if rest.any():
                 mask[:] = rest
-        if not mask.any():
-            raise GrammarError("the grammar has come to a point from which no token leads on")
         return mask
 
     def _raise_error(self) -> None:
         if self._ll.is_error():
-            raise GrammarError(
-                f"the grammar cannot be followed: {' '.join(self._ll.get_error().split())[:300]}"
-            )
+            raise GrammarError(f"the grammar cannot be followed: {reason_of(self._ll)}")
+
+
+def reason_of(failed: LLMatcher) -> str:
+    """Why llguidance gave up, in one line, without the lines of source that it quotes."""
+    error = failed.get_error()
+    if "NoExtensionBias" in error:
+        return "no text can meet it from here on"
+    line = " ".join(re.split(r"\n +\d+ \| ", error)[0].split()).removesuffix(" <non-verbose/>")
+    return line if len(line) <= MOST_REASON else f"{line[: MOST_REASON - 1]}…"
 
 
 def masks(matchers: Sequence[Matcher], out: np.ndarray) -> None:

@@ -8,8 +8,7 @@ its version 1.9.1:
 - numbers are read as 64-bit floats and written in as few digits as tell them apart, so bounds and constants
   beyond 2^53 are not exact: outer bounds are moved in to ±2^53, the others refused;
 - with `\\uXXXX` allowed, such an escape hides the name of a known property from the check that an open key is
-  another one: it is not allowed, which leaves out nothing but control characters without an escape of their
-  own;
+  another one: it is not allowed, and constants of control characters that have no other are refused;
 - the automaton of `multipleOf` grows with its digits: 12345789 takes minutes;
 - a reference that leads to itself without end compiles, and can never be completed;
 - 29 February is a date in every year.
@@ -20,6 +19,7 @@ from __future__ import annotations
 import decimal
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,6 +46,7 @@ _ANNOTATIONS = {
     *("$anchor", "$comment", "$defs", "$id", "$schema", "contentEncoding", "contentMediaType", "default"),
     *("definitions", "deprecated", "description", "examples", "id", "readOnly", "title", "writeOnly"),
 }
+_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 
@@ -238,6 +239,10 @@ def _check_constant(value: Any, path: str) -> None:
             waiting += part.values() if isinstance(part, dict) else part
         elif isinstance(part, (int, float)) and abs(part) > EXACT:
             raise GrammarError(f"{path}: {part} is beyond 2^53: such constants cannot be kept exactly")
+        elif isinstance(part, str) and _UNWRITTEN.search(part):
+            raise GrammarError(
+                f"{path}: {part[:40]!r} has control characters: such constants cannot be written"
+            )
 
 
 def _check_property_count(schema: dict[str, Any], path: str) -> None:
