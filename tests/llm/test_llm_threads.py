@@ -213,14 +213,13 @@ next(stream)
 """
 
 
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "1 / 0"])
+@pytest.mark.parametrize("ending", ["", "1 / 0"])
 def test_the_interpreter_exits_while_the_engine_works(ending) -> None:
     here = Path(__file__).parent
     path = [str(here), str(here.parents[1])]
     script = f"import sys; sys.path[:0] = {path!r}\n{EXITING}\n{ending}\n"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    expected = {"": 0, "raise SystemExit(3)": 3, "1 / 0": 1}
-    assert done.returncode == expected[ending], done.stderr
+    assert done.returncode == (1 if ending else 0), done.stderr
     if not ending:
         assert done.stderr == ""
 

@@ -71,9 +71,11 @@ def test_functions_are_called_until_the_model_answers(
     assert "Reasoning: low" in prompts[0] and "Count." in prompts[0] and "type add = (_: {" in prompts[0]
     assert prompts[1].startswith(prompts[0].removesuffix("<|start|>assistant"))
     assert prompts[1].endswith(
-        "<|start|>assistant<|channel|>analysis<|message|>Use it.<|end|><|start|>assistant<|channel|>commentary "
-        'to=functions.add <|constrain|>json<|message|>{"a":2,"b":3}<|call|><|start|>functions.add to=assistant'
-        "<|channel|>commentary<|message|>5<|end|><|start|>assistant"
+        "<|start|>assistant<|channel|>analysis<|message|>Use it.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json"
+        '<|message|>{"a":2,"b":3}<|call|>'
+        "<|start|>functions.add to=assistant<|channel|>commentary<|message|>5<|end|>"
+        "<|start|>assistant"
     )
     assert all(request.sampling.top_k == 7 for request in llm._engine.requests.values())
 
