@@ -15,6 +15,7 @@ from gptoss_jax import sampling
 from gptoss_jax.sampling import count_prompt, count_tokens, idle_samplers
 
 VOCABULARY = 40
+BATCH = 256  # Fewer rows are padded to that with idle ones, for one compilation to do for most tests.
 _sample = jax.jit(sampling.sample, static_argnames="vocabulary")
 
 
@@ -44,33 +45,58 @@ def pack(allowed):
     return np.packbits(bits, axis=1, bitorder="little").view("<u4")
 
 
-def sample(logits, rows, *, draws=0, counts=None, allowed=None, masked=None, vocabulary=None):
-    logits = np.asarray(logits, np.float32)
-    size, width = logits.shape
-    allowed = np.zeros((size, width), bool) if allowed is None else np.asarray(allowed)
-    masked = np.zeros(size, bool) if masked is None else np.broadcast_to(masked, size)
-    counts = np.zeros((size, width), np.uint16) if counts is None else np.asarray(counts, np.uint16)
-    return _sample(
-        logits,
-        rows,
-        np.array(np.broadcast_to(draws, size), np.int32),
-        counts,
-        pack(allowed),
-        np.array(masked),
-        vocabulary=vocabulary or width,
+def sample(
+    logits,
+    rows,
+    *,
+    draws=0,
+    counts=None,
+    allowed=None,
+    masked=False,
+    vocabulary=None,
+    batch=BATCH,
+    width=VOCABULARY,
+):
+    """Rows of logits, masks and counts [B, V]; a V below `width` is padded with logits of -inf."""
+    size, given = np.shape(logits)
+    spare = batch - size
+
+    def whole(values, dtype, filler=0):
+        values = np.broadcast_to(np.asarray(values, dtype), (size, *np.shape(values)[1:]))
+        values = np.pad(values, [(0, spare)] + [(0, 0)] * (values.ndim - 1))
+        return (
+            np.pad(values, [(0, 0), (0, max(0, width - given))], constant_values=filler)
+            if values.ndim > 1
+            else values
+        )
+
+    nothing = np.zeros((size, given))
+    drawn = _sample(
+        whole(logits, np.float32, -np.inf),
+        jax.tree.map(lambda x, idle: np.concatenate([x, idle]), rows, idle_samplers(spare)),
+        whole(draws, np.int32),
+        whole(nothing if counts is None else counts, np.uint16),
+        pack(whole(nothing if allowed is None else allowed, bool)),
+        whole(masked, bool),
+        vocabulary=vocabulary or max(width, given),
     )
+    return jax.tree.map(lambda x: np.asarray(x)[:size], drawn)
 
 
 def tokens(logits, rows, **options):
-    return np.asarray(sample(logits, rows, **options).tokens).tolist()
+    return sample(logits, rows, **options).tokens.tolist()
 
 
 def draw_many(logits, count, *, allowed=None, **fields):
     """`count` draws from the same logits, each with its own seed."""
-    many = np.tile(np.asarray(logits, np.float32), (count, 1))
-    if allowed is not None:
-        allowed = np.tile(allowed, (count, 1))
-    return tokens(many, samplers(count, **fields), allowed=allowed, masked=allowed is not None)
+    drawn = []
+    for start in range(0, count, BATCH):
+        size = min(BATCH, count - start)
+        seeds = np.stack([np.zeros(size), np.arange(start, start + size)], -1)
+        mask = None if allowed is None else np.tile(allowed, (size, 1))
+        rows = samplers(size, seeds=seeds, **fields)
+        drawn += tokens(np.tile(logits, (size, 1)), rows, allowed=mask, masked=allowed is not None)
+    return drawn
 
 
 def kept(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, slack=0.0):
@@ -175,8 +201,8 @@ def test_temperature_zero_takes_the_largest_logit_beside_rows_that_sample():
 
 
 def test_the_draw_is_that_of_categorical_with_the_number_folded_into_the_seed():
-    logits = np.random.default_rng(5).normal(size=(6, 1000)).astype(np.float32)
-    seeds = np.random.default_rng(6).integers(0, 2**32, (6, 2), dtype=np.uint32)
+    logits = np.random.default_rng(5).normal(size=(64, 1000)).astype(np.float32)
+    seeds = np.random.default_rng(6).integers(0, 2**32, (64, 2), dtype=np.uint32)
     expected = [
         int(
             jax.random.categorical(
@@ -185,7 +211,9 @@ def test_the_draw_is_that_of_categorical_with_the_number_folded_into_the_seed():
         )
         for number, (seed, row) in enumerate(zip(seeds, logits, strict=True))
     ]
-    assert tokens(logits, samplers(6, seeds=seeds, temperature=0.8), draws=np.arange(6)) == expected
+    assert (
+        tokens(logits, samplers(64, seeds=seeds, temperature=0.8), draws=np.arange(64), batch=64) == expected
+    )
 
 
 def everything(count, random):
@@ -239,27 +267,28 @@ def test_a_draw_depends_on_its_own_row_alone(seed):
         samplers(6, **{name: x[order] for name, x in rows.items()}),
         **{name: x[order] for name, x in inputs.items()},
     )
-    assert np.asarray(turned.tokens).tolist() == np.asarray(together.tokens)[order].tolist()
+    assert np.array_equal(turned.tokens, together.tokens[order])
     for row in range(6):
         one = slice(row, row + 1)
         alone = sample(
             logits[one],
             samplers(1, **{name: x[one] for name, x in rows.items()}),
             **{name: x[one] for name, x in inputs.items()},
+            batch=1,
         )
-        assert int(alone.tokens[0]) == int(together.tokens[row])
-        assert np.asarray(alone.top_ids[0]).tolist() == np.asarray(together.top_ids[row]).tolist()
+        assert alone.tokens[0] == together.tokens[row]
+        assert np.array_equal(alone.top_ids[0], together.top_ids[row])
         np.testing.assert_allclose(alone.logprobs[0], together.logprobs[row], rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=SEEDS, padding=st.sampled_from([1, 24, 60]), value=st.sampled_from([0.0, 1e9, -np.inf, np.nan]))
-def test_padding_changes_no_draw_and_is_never_drawn(seed, padding, value):
+@given(seed=SEEDS, value=st.sampled_from([0.0, 1e9, -np.inf, np.nan]))
+def test_padding_changes_no_draw_and_is_never_drawn(seed, value):
     random = np.random.default_rng(seed)
     logits = random.normal(scale=2.0, size=(5, VOCABULARY))
     rows, inputs = everything(5, random)
     plain = sample(logits, samplers(5, **rows), **inputs)
-    wide = [(0, 0), (0, padding)]
+    wide = [(0, 0), (0, 60)]
     inputs["counts"] = np.pad(inputs["counts"], wide, constant_values=1)
     inputs["allowed"] = np.pad(inputs["allowed"], wide, constant_values=True)
     padded = sample(
@@ -270,8 +299,9 @@ def test_padding_changes_no_draw_and_is_never_drawn(seed, padding, value):
 
 def test_another_seed_or_number_gives_other_draws():
     flat = np.zeros((64, 1000))
-    by_number = tokens(flat, samplers(64, seeds=0), draws=np.arange(64))
-    assert len(set(draw_many(flat[0], 64))) > 50
+    by_seed = tokens(flat, samplers(64), batch=64)
+    by_number = tokens(flat, samplers(64, seeds=0), draws=np.arange(64), batch=64)
+    assert len(set(by_seed)) > 50
     assert len(set(by_number)) > 50
 
 
@@ -402,8 +432,8 @@ def test_settings_of_any_finite_size_still_draw_the_token_they_mean():
 
 def test_log_probabilities_are_those_of_the_logits_as_they_came():
     random = np.random.default_rng(11)
-    logits = random.normal(scale=4.0, size=(5, 300)).astype(np.float32)
-    logits[1, 5:290] = -np.inf
+    logits = random.normal(scale=4.0, size=(5, VOCABULARY)).astype(np.float32)
+    logits[1, 5:35] = -np.inf
     logits[2] = np.round(logits[2])
     rows = samplers(
         5,
@@ -418,18 +448,18 @@ def test_log_probabilities_are_those_of_the_logits_as_they_came():
         expected = np.log(softmax(logits))
     for row in (0, 1, 2, 4):
         best = np.argsort(-logits[row], kind="stable")[:20]
-        assert np.asarray(drawn.top_ids[row]).tolist() == best.tolist()
+        assert drawn.top_ids[row].tolist() == best.tolist()
         np.testing.assert_allclose(drawn.top_logprobs[row], expected[row, best], atol=1e-5)
         np.testing.assert_allclose(drawn.logprobs[row], expected[row, drawn.tokens[row]], atol=1e-5)
-    assert float(drawn.logprobs[3]) == 0
-    assert set(np.asarray(drawn.top_ids[3]).tolist()) == {-1}
+    assert drawn.logprobs[3] == 0
+    assert set(drawn.top_ids[3].tolist()) == {-1}
     silent = sample(logits, dataclasses.replace(rows, logprobs=np.zeros(5, bool)))
     assert np.array_equal(silent.tokens, drawn.tokens)
 
 
 def test_a_vocabulary_of_fewer_tokens_than_are_listed_ends_in_none():
-    drawn = sample(np.array([[0.0, 2.0, 1.0]]), samplers(1, logprobs=True))
-    assert np.asarray(drawn.top_ids[0]).tolist() == [1, 2, 0] + [-1] * 17
+    drawn = sample(np.array([[0.0, 2.0, 1.0]]), samplers(1, logprobs=True), width=3)
+    assert drawn.top_ids[0].tolist() == [1, 2, 0] + [-1] * 17
     np.testing.assert_allclose(drawn.top_logprobs[0, :3], np.log(softmax([2.0, 1.0, 0.0])), atol=1e-6)
 
 
@@ -510,7 +540,7 @@ def test_sampling_runs_inside_a_compiled_loop():
     one_by_one = functools.partial(sample, logits, rows)
     seen = np.zeros((4, VOCABULARY), np.uint16)
     for number in range(6):
-        new = np.asarray(one_by_one(draws=number, counts=seen).tokens)
-        assert new.tolist() == np.asarray(drawn[number]).tolist()
+        new = one_by_one(draws=number, counts=seen).tokens
+        assert np.array_equal(new, drawn[number])
         seen[np.arange(4), new] += 1
     assert np.array_equal(seen, counts)
