@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
 
-from pallas_kernels.expert_matmul import Arrangement, PackedLinear, TiledExperts, tile_experts
+from pallas_kernels.expert_matmul import Arrangement, PackedLinear, TiledExperts, tile_experts, tpu
 from pallas_kernels.mxfp4.tiled import Form
 from pallas_kernels.routing import Route
 
@@ -18,6 +21,17 @@ LEAN = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes"
 """Compiler options for programs that take longer to compile than to run."""
 
 CODE_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+@contextmanager
+def cut_otherwise(changes: dict[str, Any]) -> Iterator[None]:
+    """The TPU kernel with another plan than the table's; programs made before or within are forgotten."""
+    plan_for = tpu.plan_for
+    jax.clear_caches()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tpu, "plan_for", lambda *given: plan_for(*given)._replace(**changes))
+        yield
+    jax.clear_caches()
 
 
 @functools.partial(jax.jit, static_argnames=("form", "wide"), compiler_options=LEAN)

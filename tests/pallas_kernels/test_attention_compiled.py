@@ -124,6 +124,22 @@ def test_storing_and_attending_in_a_loop_copies_no_pool(chip: Chip, kind: str) -
     assert memory.temp_size_in_bytes < size / 8
 
 
+def test_layers_alike_are_lowered_once() -> None:
+    """A kernel takes a second to lower, a model has 12 or 18 layers of each kind."""
+    run, arguments = shapes(8, 1, 4, 1)["decode_pages"]
+    q, *others = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in arguments]
+
+    def layers(q: jax.Array, *others: jax.Array) -> jax.Array:
+        for _ in range(3):
+            q = run(q, *others)
+        return q
+
+    with using("tpu", chip="v6e"):
+        text = jax.jit(layers).trace(q, *others).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("tpu_custom_call") == 1
+    assert text.count("call @decode_pages") == 3
+
+
 @pytest.mark.parametrize("operation", ["decode_pages", "decode_ring", "prefill_pages", "prefill"])
 def test_kernels_lower_for_hopper_at_the_published_shapes(operation: str) -> None:
     for batch in (1, 64):

@@ -33,7 +33,7 @@ def check_compiled(chip: Chip, num_experts: int, devices: int, tokens: int, *, w
 
     def layer(x: jax.Array, route: Route, experts: TiledExperts) -> jax.Array:
         def mine(x: jax.Array, local: Route) -> jax.Array:
-            return expert_mlp(x, local, experts.gate_up, experts.down, SWIGLU_LIMIT)
+            return expert_mlp(x, local, experts.gate_up, experts.down, SWIGLU_LIMIT, num_experts=num_experts)
 
         return spread_experts(mine, x, route, num_experts, gather_axis="expert", reduce_axis="tensor")
 
@@ -64,7 +64,7 @@ def check_compiled(chip: Chip, num_experts: int, devices: int, tokens: int, *, w
     if tokens > MOST_RESIDENT_TOKENS:
         local = num_experts // devices
         pairs_in_all = tokens * EXPERTS_PER_TOKEN
-        rows += schedule_rows(pairs_in_all, local, plan_for(tokens, pairs_in_all / local, chip).rows)
+        rows += schedule_rows(pairs_in_all, local, plan_for(tokens, pairs_in_all / num_experts, chip).rows)
     activations = rows * (HIDDEN + LANES) * 6
     assert memory.temp_size_in_bytes < activations + 4 * MIB
     assert memory.argument_size_in_bytes < 1.001 * held + activations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -14,6 +15,7 @@ from expert_samples import (
     LIMIT,
     Expected,
     assert_close,
+    cut_otherwise,
     expected,
     random_maps,
     random_route,
@@ -22,9 +24,10 @@ from expert_samples import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, form_for, reference, tpu
+from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, form_for, reference
+from pallas_kernels.expert_matmul.cases import tiled_shapes
 from pallas_kernels.platform import Chip, using
-from pallas_kernels.routing import Route
+from pallas_kernels.routing import Route, local_experts, schedule_rows
 
 STYLES = ("any", "first", "last", "nowhere", "few")
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
@@ -162,12 +165,44 @@ def test_any_routing_of_any_activations(case: Case, seed: int, style: str, size:
         ),
     ],
 )
-def test_results_do_not_depend_on_how_the_work_is_cut(
-    case: Case, changes: dict, monkeypatch: pytest.MonkeyPatch
+def test_results_do_not_depend_on_how_the_work_is_cut(case: Case, changes: dict) -> None:
+    with cut_otherwise(changes):
+        case.check(("any", "first"), run=compiled())
+
+
+@pytest.mark.parametrize("tokens", [40, 100])
+def test_a_devices_slice_of_the_experts_adds_its_part(tokens: int) -> None:
+    case = Case(tokens, 12, 3, 64, 32, "v6e", "float32")
+    generator = np.random.default_rng(5)
+    maps = case.maps(generator)
+    x = generator.standard_normal((tokens, 64)).astype(np.float32)
+    route = case.route(generator, "any")
+    run = jax.jit(expert_mlp, static_argnums=(4,), static_argnames="num_experts", compiler_options=LEAN)
+    total = np.zeros((tokens, 64))
+    with using("tpu-interpret", chip=case.chip):
+        for first in range(0, 12, 4):
+            tiles = tile_lean(
+                *jax.tree.map(lambda array, first=first: array[first : first + 4], maps), "e5m2"
+            )
+            local = local_experts(route, first, 4)
+            total += np.asarray(run(x, local, tiles.gate_up, tiles.down, LIMIT, num_experts=12))
+    assert_close(total.astype(np.float32), expected(x, route, *maps))
+
+
+@pytest.mark.parametrize(("num_experts", "tile"), [(None, 512), (128, 128)])
+def test_tiles_are_cut_for_the_models_experts_where_a_device_holds_a_slice(
+    num_experts: int | None, tile: int
 ) -> None:
-    plan_for = tpu.plan_for
-    monkeypatch.setattr(tpu, "plan_for", lambda *given: plan_for(*given)._replace(**changes))
-    case.check(("any", "first"), run=compiled())
+    """2,048 tokens of 120b: 64 rows for each of 128 experts, of which eight devices hold 16 each."""
+    experts = tiled_shapes(16, "v6e")
+    shape = jax.ShapeDtypeStruct
+    pairs = Route(shape((2048, 4), np.int32), shape((2048, 4), np.float32))
+    run = functools.partial(expert_mlp, limit=LIMIT, num_experts=num_experts)
+    with using("tpu", chip="v6e"):
+        traced = jax.make_jaxpr(run)(
+            shape((2048, 2880), ml_dtypes.bfloat16), pairs, experts.gate_up, experts.down
+        )
+    assert f"bf16[{schedule_rows(8192, 16, tile)},2880]" in str(traced)
 
 
 def test_a_token_is_computed_alike_whoever_is_beside_it() -> None:

@@ -7,9 +7,18 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from expert_samples import LEAN, LIMIT, assert_close, expected, random_maps, random_route, tile_lean
+from expert_samples import (
+    LEAN,
+    LIMIT,
+    assert_close,
+    cut_otherwise,
+    expected,
+    random_maps,
+    random_route,
+    tile_lean,
+)
 
-from pallas_kernels.expert_matmul import expert_mlp, form_for, tpu
+from pallas_kernels.expert_matmul import expert_mlp, form_for
 from pallas_kernels.platform import Chip, using
 
 
@@ -27,15 +36,8 @@ from pallas_kernels.platform import Chip, using
     ],
 )
 def test_no_races_and_nothing_out_of_bounds(
-    chip: Chip,
-    wide: bool,
-    tokens: int,
-    experts: int,
-    changes: dict,
-    monkeypatch: pytest.MonkeyPatch,
+    chip: Chip, wide: bool, tokens: int, experts: int, changes: dict
 ) -> None:
-    plan_for = tpu.plan_for
-    monkeypatch.setattr(tpu, "plan_for", lambda *given: plan_for(*given)._replace(**changes))
     generator = np.random.default_rng(tokens)
     hidden, inner = (160, 288) if changes.get("down_blocks") else (64, 96)
     maps = random_maps(generator, experts, hidden, inner)
@@ -43,6 +45,6 @@ def test_no_races_and_nothing_out_of_bounds(
     x = generator.standard_normal((tokens, hidden)).astype(ml_dtypes.bfloat16)
     route = random_route(generator, tokens, experts, 2)
     run = jax.jit(expert_mlp, static_argnums=4, compiler_options=LEAN)
-    with using("tpu-simulate", chip=chip):
+    with cut_otherwise(changes), using("tpu-simulate", chip=chip):
         got = jax.block_until_ready(run(x, route, tiles.gate_up, tiles.down, LIMIT))
     assert_close(got, expected(x, route, *maps))
