@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +30,10 @@ class EngineLike(Protocol):
     max_length: int
 
     @property
+    def slots(self) -> int:
+        """Sequences that decode side by side."""
+
+    @property
     def unfinished(self) -> int:
         """Sequences not finished."""
 
@@ -43,7 +48,7 @@ class EngineLike(Protocol):
         """Queues a request."""
 
     def cancel(self, id: str) -> None:
-        """Ends a request."""
+        """Ends a request; one that is not there is left alone."""
 
     def step(self) -> list[Update]:
         """One turn."""
@@ -55,15 +60,23 @@ class EngineLike(Protocol):
         """Frees what the engine holds."""
 
 
+BACKLOG = 2
+"""Sequences that the engine is given for each of its slots: as many wait there as run."""
+
 Delivery = list["Update"] | Exception
 """What a caller is handed: updates of its requests, or what ended them; after an exception nothing comes."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Submission:
+    """Requests of one caller. `pending`: those that the engine was not given yet; `open`: all that are not
+    finished, with the number of samples to come."""
+
     requests: Sequence[NamedRequest]
     deliver: Callable[[Delivery], None]
     whole: bool
+    pending: deque[NamedRequest] = dataclasses.field(default_factory=deque)
+    open: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +86,6 @@ class _Cancellation:
 
 class _Close:
     pass
-
-
-@dataclasses.dataclass
-class _Route:
-    submission: _Submission
-    unfinished: int
 
 
 class EngineThread:
@@ -93,7 +100,9 @@ class EngineThread:
         self._lock = threading.Lock()  # held while something is submitted or the thread ends
         self._ended: str | None = None  # why nothing more is taken
         self._cause: BaseException | None = None
-        self._routes: dict[str, _Route] = {}  # by request id; the thread's own
+        # The thread's own: whose each request is, and who has requests that the engine was not given yet.
+        self._routes: dict[str, _Submission] = {}
+        self._hungry: deque[_Submission] = deque()
         self._thread = threading.Thread(target=self._run, name=f"gptoss-jax {name}", daemon=True)
         atexit.register(self._exit)
         self._thread.start()
@@ -140,30 +149,30 @@ class EngineThread:
         ended = "the engine was closed"
         try:
             while self._take_commands():
+                self._feed()
                 self._hand_out(self._engine.step())
         except BaseException as error:  # whatever it is, those who wait must hear of it
-            ended = f"the engine failed: {type(error).__name__}: {' '.join(str(error).split())}"
-            self._cause = error
+            ended, self._cause = f"the engine failed: {_one_line(error)}", error
         try:
             self._engine.close()
         except Exception as error:
             if self._cause is None:
-                ended = f"the engine failed to close: {type(error).__name__}: {' '.join(str(error).split())}"
-                self._cause = error
+                ended, self._cause = f"the engine failed to close: {_one_line(error)}", error
         with self._lock:
             self._ended = ended
-        waiting = {id(route.submission): route.submission for route in self._routes.values()}
+        waiting = set(self._routes.values())
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, _Submission):
-                waiting[id(command)] = command
+                waiting.add(command)
         self._routes.clear()
-        for submission in waiting.values():
+        self._hungry.clear()
+        for submission in waiting:
             submission.deliver(self._stopped())
 
     def _take_commands(self) -> bool:
         """Does what callers asked for, waiting for it if there is nothing else to do; False to end."""
-        wait = not self._engine.unfinished
+        wait = not self._engine.unfinished and not self._hungry
         while True:
             try:
                 command = self._commands.get(block=wait)
@@ -173,49 +182,80 @@ class EngineThread:
             if isinstance(command, _Close):
                 return False
             if isinstance(command, _Submission):
-                self._add(command)
+                self._begin(command)
             else:
                 for request_id in command.ids:
-                    if self._routes.pop(request_id, None) is not None:
-                        self._engine.cancel(request_id)
+                    self._give_up(request_id)
 
-    def _add(self, submission: _Submission) -> None:
-        added: list[str] = []
-        name = ""
-        try:
-            for named in submission.requests:
-                name = named.name
-                self._engine.check(named.request)
-            for named in submission.requests:
-                name = named.name
-                self._engine.add(named.request)
-                added.append(named.request.id)
-        except ValueError as error:  # RequestError: the request's fault, and no one else's business
-            for request_id in added:
-                self._engine.cancel(request_id)
-            if name:
-                error.args = (f"{name}: {error}",)
-            submission.deliver(error)
-            return
+    def _begin(self, submission: _Submission) -> None:
+        """Takes a submission if the engine can run all of it."""
         for named in submission.requests:
-            self._routes[named.request.id] = _Route(submission, named.request.sampling.n)
+            try:
+                self._engine.check(named.request)
+            except ValueError as error:  # RequestError: the request's fault, and no one else's business
+                submission.deliver(_named(error, named))
+                return
+        longest_first = sorted(submission.requests, key=self._length, reverse=True)
+        submission.pending.extend(longest_first)
+        for named in submission.requests:
+            submission.open[named.request.id] = named.request.sampling.n
+            self._routes[named.request.id] = submission
+        self._hungry.append(submission)
+
+    def _length(self, named: NamedRequest) -> int:
+        prompt, most = len(named.request.prompt), named.request.sampling.max_tokens
+        return self._engine.max_length if most is None else min(prompt + most, self._engine.max_length)
+
+    def _feed(self) -> None:
+        """Gives the engine what it can soon run, a request of each caller in turn: so that nobody waits until
+        the thousands of another are done, and the engine need not know them all."""
+        while self._hungry and self._engine.unfinished < BACKLOG * self._engine.slots:
+            submission = self._hungry.popleft()
+            if not submission.pending:
+                continue
+            named = submission.pending.popleft()
+            self._hungry.append(submission)
+            if named.request.id not in submission.open:  # cancelled
+                continue
+            try:
+                self._engine.add(named.request)
+            except ValueError as error:
+                for request_id in list(submission.open):
+                    self._give_up(request_id)
+                submission.deliver(_named(error, named))
+
+    def _give_up(self, request_id: str) -> None:
+        submission = self._routes.pop(request_id, None)
+        if submission is not None:
+            del submission.open[request_id]
+            self._engine.cancel(request_id)
 
     def _hand_out(self, updates: Sequence[Update]) -> None:
         """One delivery for each submission that has news: waking a caller costs more than the news."""
-        batches: dict[int, tuple[_Submission, list[Update]]] = {}
+        batches: dict[_Submission, list[Update]] = {}
         for update in updates:
-            route = self._routes.get(update.id)
-            if route is None:  # cancelled
+            submission = self._routes.get(update.id)
+            if submission is None:  # cancelled
                 continue
             if update.completion is not None:
-                route.unfinished -= 1
-                if not route.unfinished:
-                    del self._routes[update.id]
-            elif route.submission.whole:
+                submission.open[update.id] -= 1
+                if not submission.open[update.id]:
+                    del submission.open[update.id], self._routes[update.id]
+            elif submission.whole:
                 continue
-            batches.setdefault(id(route.submission), (route.submission, []))[1].append(update)
-        for submission, batch in batches.values():
+            batches.setdefault(submission, []).append(update)
+        for submission, batch in batches.items():
             submission.deliver(batch)
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _named(error: ValueError, named: NamedRequest) -> ValueError:
+    if named.name:
+        error.args = (f"{named.name}: {error}",)
+    return error
 
 
 class Mailbox:

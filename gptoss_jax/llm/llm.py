@@ -98,7 +98,7 @@ class LLM:
             slots: requests that decode side by side.
             max_length: the longest sequence, prompt and completion together, in tokens.
             seed: of all random draws of requests without a seed of their own.
-            options: the engine's other options, as `gptoss_jax.engine.Engine` has them.
+            options: the engine's other options: those of `gptoss_jax.engine.options.EngineOptions`.
 
         Raises:
             checkpoints.config.CheckpointError: the checkpoint is none.

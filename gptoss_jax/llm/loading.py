@@ -21,8 +21,8 @@ def load_engine(
 ) -> tuple[Engine, HarmonyEncoding, Checkpoint]:
     """The engine of a checkpoint ("tiny": the one in the package), its encoding and the checkpoint.
 
-    `dtype`: float32 or bfloat16; None takes what suits the device. `options` are the engine's; one that is
-    None has its default.
+    `dtype`: float32 or bfloat16; None takes what suits the device. `options` are those of
+    `gptoss_jax.engine.options.EngineOptions`; one that is None has its default.
 
     Raises:
         checkpoints.config.CheckpointError: the checkpoint is none, or does not fit its vocabulary.
@@ -33,6 +33,7 @@ def load_engine(
 
     from checkpoints import open_checkpoint
     from gptoss_jax.engine import Engine, RequestError
+    from gptoss_jax.engine.options import EngineOptions
     from gptoss_jax.model import load
     from gptoss_jax.vocabulary import load_encoding_for
 
@@ -44,9 +45,9 @@ def load_engine(
         known = False
     if not known:
         raise RequestError(f"dtype is {dtype!r}: it must be {' or '.join(DTYPES)}")
+    chosen = EngineOptions(**{name: value for name, value in options.items() if value is not None})
     checkpoint = open_checkpoint(path)
     encoding = load_encoding_for(checkpoint)
     stops = [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
     model = load(checkpoint, jnp.dtype(dtype), mesh)
-    given = {name: value for name, value in options.items() if value is not None}
-    return Engine(model, stops, encoding=encoding, **given), encoding, checkpoint
+    return Engine(model, stops, encoding=encoding, mesh=mesh, options=chosen), encoding, checkpoint

@@ -55,11 +55,12 @@ class FakeEngine:
         self.threads: set[int] = set()
         self.requests: dict[str, Request] = {}
         self.most_together = 0
+        self.most_unfinished = 0
         self.steps = 0
         self.closed = False
         self._script = script
         self._chunk = chunk
-        self._slots = slots
+        self.slots = slots
         self._fail_at = fail_at
         self._queue: list[_Running] = []
         self._cancelled: list[_Running] = []
@@ -86,6 +87,8 @@ class FakeEngine:
 
     def cancel(self, id: str) -> None:
         self.threads.add(threading.get_ident())
+        if not any(running.request.id == id for running in self._queue):
+            return
         self.log.append(("cancel", id))
         self._cancelled += [running for running in self._queue if running.request.id == id]
         self._queue = [running for running in self._queue if running.request.id != id]
@@ -98,7 +101,8 @@ class FakeEngine:
         self.steps += 1
         if self.steps == self._fail_at:
             raise ArithmeticError("the device\nis on fire")
-        active = self._queue[: self._slots]
+        active = self._queue[: self.slots]
+        self.most_unfinished = max(self.most_unfinished, len(self._queue))
         self.most_together = max(self.most_together, len({running.request.id for running in active}))
         updates = [self._advance(running) for running in active]
         self._queue = [running for running in self._queue if running.told < len(running.script.tokens)]

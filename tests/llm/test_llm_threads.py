@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,41 @@ def test_threads_share_one_engine_which_one_thread_runs(answering) -> None:
         assert list(outputs) == [str(k) for k in range(40)]
     assert len(llm._engine.threads) == 1
     assert threading.get_ident() not in llm._engine.threads
+
+
+def test_nobody_waits_for_the_thousands_of_another(answering) -> None:
+    llm = answering(ANSWER, slots=4)
+    llm._engine.gate.clear()
+    done: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(llm.generate, ["x"] * 1000, progress=lambda count, total: done.append(count))
+        while not llm._engine.requests:
+            time.sleep(0.001)
+        stream = llm.stream("y")
+        llm._engine.gate.set()
+        assert isinstance(list(stream)[-1], Finished)
+        assert not done or done[-1] < 500
+        assert len(batch.result()) == 1000
+    assert llm._engine.most_unfinished <= 8 + 1
+
+
+def test_of_a_batch_the_longest_start_first(answering) -> None:
+    llm = answering(ANSWER, slots=1)
+    llm.generate(["x"] * 4, [SamplingParams(max_tokens=most) for most in (5, 500, 50, None)])
+    assert [id for what, id in llm._engine.log if what == "add"] == ["0-3", "0-1", "0-2", "0-0"]
+
+
+def test_what_is_cancelled_before_it_starts_never_does(answering, endless) -> None:
+    llm = answering(lambda request, sample: ANSWER if request.sampling.top_k else endless, slots=1)
+    with llm.stream("x"):
+        other = llm.stream("x")
+        waiting = [llm.stream("x") for _ in range(5)]
+        other.close()
+        for stream in waiting:
+            stream.close()
+    settle(llm)
+    assert llm._engine.unfinished == 0
+    assert len(llm._engine.requests) < 8
 
 
 def test_coroutines_are_computed_together(answering) -> None:
@@ -80,13 +116,12 @@ def test_cancelling_a_task_ends_its_request_and_no_other(answering, endless) -> 
         generating = asyncio.create_task(llm.agenerate(["x", "x"], SamplingParams(top_k=1)))
         streaming = asyncio.create_task(consume())
         other = asyncio.create_task(llm.agenerate("y"))
-        llm._engine.gate.clear()
-        await asyncio.sleep(0)
+        while len(llm._engine.requests) < 4:
+            await asyncio.sleep(0.001)
         generating.cancel()
         streaming.cancel()
         results = await asyncio.gather(generating, streaming, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
-        llm._engine.gate.set()
         return (await other)[0].text
 
     assert asyncio.run(main()) == "It is 5."
