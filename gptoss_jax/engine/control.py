@@ -169,10 +169,10 @@ class Control:
         kept = 0
         try:
             for token in tokens:
-                if self._leaves_final(token):
-                    return Verdict(kept, finish="stop")
                 if self._refuses(token):
                     break
+                if token == self._start and self._in_final:  # it ends without its end
+                    return Verdict(kept, finish="stop")
                 kept += 1
                 verdict = self._take(token, kept)
                 if verdict is not None:
@@ -230,10 +230,6 @@ class Control:
         if self._matcher is not None:
             self._mask = self._matcher.mask()
         return Verdict(kept, forced)
-
-    def _leaves_final(self, token: int) -> bool:
-        """Whether a message in `final` is left without its end, where it is the last one."""
-        return token == self._start and self._in_final and token not in self._banned()[0]
 
     def _refuses(self, token: int) -> bool:
         """Whether a token may not stand here. If it may, the matcher has taken it."""
