@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from gptoss_jax.engine.runner import STOP_COLUMNS, Runner
 from gptoss_jax.engine.scheduler import Copy, Part, Scheduler
 from gptoss_jax.engine.sequence import Sequence
 from gptoss_jax.engine.slots import SlotTable
+from gptoss_jax.engine.statistics import Statistics
 from gptoss_jax.engine.steps import Drawn, Masks
 from gptoss_jax.model import Transformer
 from gptoss_jax.sharding import MeshShape, make_mesh, shape_of
@@ -76,6 +78,7 @@ class Engine:
         self._runner = Runner(model, self._mesh, self._layout, leader)
         self._scheduler = Scheduler(self._layout, shape.batch_shards)
         self._table = SlotTable(self._runner, self._stop_tokens)
+        self.statistics = Statistics()
         self._sequences: dict[str, list[Sequence]] = {}
         self._orders = itertools.count()
         self._flights: collections.deque[_Flight] = collections.deque()
@@ -257,9 +260,15 @@ class Engine:
         found = False
         for bucket, parts in self._scheduler.parts().items():
             self._runner.prefill(*self._chunk(bucket, parts))
+            self._count_prefill(bucket, parts)
             self._copy(self._scheduler.computed(parts))
             found = True
         return found
+
+    def _count_prefill(self, bucket: Bucket, parts: list[Part]) -> None:
+        statistics, tokens = self.statistics, sum(part.end - part.begin for part in parts)
+        statistics.prefilled_tokens += tokens
+        statistics.padded_tokens += bucket.rows * bucket.tokens * shape_of(self._mesh).batch_shards - tokens
 
     def _chunk(self, bucket: Bucket, parts: list[Part]) -> tuple[np.ndarray, ...]:
         """The arrays of a `Chunk`; rows without a part have nothing to do."""
@@ -289,13 +298,17 @@ class Engine:
         steps = self.options.decode_steps
         if prefilling:  # so that those which wait for the end of a prompt do not wait long
             steps = max(1, steps // 4)
-        self._scheduler.reserve(steps)
+        self.statistics.preemptions += len(self._scheduler.reserve(steps))
         ready = [sequence for sequence in self._scheduler.running() if sequence.decodes]
         members = [sequence for sequence in ready if sequence.changed or sequence.armed > sequence.flying]
         if not members:
             return False
         patch, table, words, masked = self._table.fill(ready)
         masks = Masks(words, masked) if masked.any() else None
+        self.statistics.dispatches += 1
+        self.statistics.blocked_dispatches += not self._flights
+        self.statistics.decode_steps += steps
+        self.statistics.row_steps += steps * len(members)
         drawn = self._runner.decode(patch, table, steps, masks)
         flight = _Flight(drawn, steps, [(one, one.epoch, self._table.row(one)) for one in members])
         for sequence in members:
@@ -312,7 +325,9 @@ class Engine:
     def _read(self) -> list[Update]:
         """Waits for the oldest dispatch and takes in what it drew."""
         flight = self._flights.popleft()
+        begin = time.perf_counter()
         tokens = np.asarray(flight.drawn.tokens)
+        self.statistics.wait_seconds += time.perf_counter() - begin
         listed = any(sequence.logprobs is not None for sequence, *_ in flight.members)
         likely = tuple(map(np.asarray, flight.drawn[1:])) if listed else None
         updates = []
@@ -335,6 +350,8 @@ class Engine:
         sequence.tokens += kept
         sequence.computed = len(sequence.tokens) - 1
         sequence.armed -= len(kept)
+        self.statistics.generated_tokens += len(kept) + len(verdict.forced)
+        self.statistics.refused_tokens += len(drawn) - len(kept)
         if sequence.logprobs is not None and likely is not None:
             most = sequence.request.sampling.logprobs or 0
             sequence.logprobs += [_logprobs(likely, step, row, most) for step in range(len(kept))]
@@ -352,6 +369,8 @@ class Engine:
         return sequence.update() if kept or verdict.forced else None
 
     def _finish(self, sequence: Sequence, reason: Any, stop: str | None = None) -> Update:
+        self.statistics.prompt_tokens += sequence.prompt_length
+        self.statistics.cached_tokens += sequence.cached
         self._scheduler.remove(sequence)
         sequence.interrupt()
         siblings = self._sequences[sequence.request.id]

@@ -3,62 +3,22 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from small_model import GREEDY, STOP, make_engine, make_requests, run, small_model
 
-from checkpoints.config import ModelConfig
-from gptoss_jax.engine import Completion, Engine, Request, RequestError, SamplingParams
-from gptoss_jax.engine import steps as engine_steps
-from gptoss_jax.model import Transformer
-
-CONFIG = ModelConfig(
-    num_layers=2,
-    vocabulary_size=50,
-    hidden_size=64,
-    intermediate_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=16,
-    num_experts=4,
-    experts_per_token=2,
-    sliding_window=8,
-    yarn_original_length=16,
-)
-STOP = 3
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+from gptoss_jax.engine import Request, RequestError, SamplingParams
 
 
 @pytest.fixture(scope="module")
 def model():
-    return Transformer(CONFIG, dtype=jnp.float32, rngs=nnx.Rngs(1))
+    return small_model()
 
 
 @pytest.fixture(scope="module")
-def engine(model):
-    return make_engine(model)
-
-
-def make_engine(model, **options):
-    shape = {"slots": 4, "max_length": 64, "decode_steps": 5, "prefill_tokens": 32, "page_size": 16}
-    return Engine(model, [STOP], **(shape | options))
-
-
-def make_requests(count, sampling, seed=0, longest=40):
-    generator = np.random.default_rng(seed)
-    return [
-        Request(
-            f"r{number}", generator.integers(4, 50, size=generator.integers(1, longest)).tolist(), sampling
-        )
-        for number in range(count)
-    ]
-
-
-def run(engine, requests) -> dict[str, Completion]:
-    completions = list(engine.run(requests))
-    assert sorted(completion.id for completion in completions) == sorted(request.id for request in requests)
-    return {completion.id: completion for completion in completions}
+def engine():
+    return make_engine()
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -93,18 +53,6 @@ def test_greedy_generation_equals_full_passes_for_prompts_around_chunk_and_windo
         assert completions[request.id].tokens == expected
 
 
-def test_output_does_not_depend_on_neighbours_order_or_slot(model, engine):
-    sampled = SamplingParams(temperature=1.2, top_p=0.9, seed=11, max_tokens=15)
-    requests = make_requests(9, sampled) + [
-        Request(f"g{request.id}", request.prompt, GREEDY) for request in make_requests(9, GREEDY, seed=1)
-    ]
-    together = run(engine, requests)
-    assert run(engine, requests[::-1]) == together
-    for request in requests[::3]:
-        assert run(engine, [request])[request.id] == together[request.id]
-    assert run(make_engine(model, decode_steps=2), requests) == together
-
-
 def test_requests_without_a_seed_draw_by_their_id(engine):
     sampling = SamplingParams(max_tokens=20)
     same_prompt = [Request(name, [5, 6, 7], sampling) for name in ("a", "b")]
@@ -130,8 +78,8 @@ def test_a_stop_token_ends_a_completion_and_is_its_last_token(model, engine):
 
 
 def test_length_ends_a_completion_at_max_tokens_or_the_longest_sequence(model):
-    engine = make_engine(model, max_length=30)
-    engine_without_stop = Engine(model, [], slots=2, max_length=30, prefill_tokens=32)
+    engine = make_engine(max_length=30)
+    engine_without_stop = make_engine((), max_length=30)
     request = Request("a", list(range(4, 24)), SamplingParams(temperature=0.0))
     completion = run(engine_without_stop, [request])["a"]
     assert (len(completion.tokens), completion.finish_reason) == (10, "length")
@@ -160,13 +108,6 @@ def test_an_abandoned_run_leaves_the_engine_clean(model, engine):
     next(abandoned)
     abandoned.close()
     assert run(engine, requests) == expected
-
-
-def test_no_request_shape_compiles_a_new_program(model, engine):
-    run(engine, make_requests(3, GREEDY))
-    before = engine_steps.prefill._cache_size(), engine_steps.decode._cache_size()
-    run(engine, make_requests(12, SamplingParams(temperature=0.5, top_k=4, top_p=0.8, seed=1), longest=60))
-    assert (engine_steps.prefill._cache_size(), engine_steps.decode._cache_size()) == before
 
 
 @pytest.mark.parametrize(
