@@ -187,7 +187,7 @@ class RandomModel:
         for token in range(rows):
             text = encoding.token_bytes(token) or b""
             if text[:1] in (b'"', b"}", b"]") or token in (encoding.return_, encoding.call, encoding.end):
-                self.bias[token] = closing
+                self.bias[token] = 5.0
 
     def draw(self, mask: np.ndarray, rng: np.random.Generator) -> int:
         tokens = allowed(mask)
@@ -210,10 +210,10 @@ def exact(number: str) -> decimal.Decimal | float:
 
 
 def validate(text: str, schema: Any) -> None:
-    """Raises unless the text is a JSON document that the `jsonschema` package finds valid, formats included.
+    """Raises unless the text is JSON that the `jsonschema` package finds valid, formats included.
 
-    Where steps are fractions, numbers are decimals on both sides, as they are in JSON: in binary floats 0.3 is
-    no multiple of 0.1.
+    Where there are steps, numbers are decimals on both sides, as they are in JSON: in binary floats 0.3 is no
+    multiple of 0.1.
     """
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     with decimal.localcontext(prec=2000):

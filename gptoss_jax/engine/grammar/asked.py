@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gptoss_jax.engine.request import RequestError
 from harmony.api_fields import FUNCTION_NAME
+from harmony.errors import shown
 
 MOST_TEXT = 1 << 20
 """The longest schema, regex or Lark grammar, in characters."""
@@ -59,13 +60,13 @@ class Grammar:
         for name in names:
             if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
                 raise GrammarError(
-                    f"function {name!r}: its name must be letters, digits, '_', '-' and '.' only"
+                    f"function {shown(name)}: its name must be letters, digits, '_', '-' and '.' only"
                 )
             if names.count(name) > 1:
-                raise GrammarError(f"function {name!r} is given twice")
+                raise GrammarError(f"function {shown(name)} is given twice")
         if self.choice not in ("auto", "required", "none") and self.choice not in names:
             allowed = ", ".join(["auto", "required", "none", *names])
-            raise GrammarError(f"tool choice {self.choice!r}: it must be one of {allowed}")
+            raise GrammarError(f"tool choice {shown(self.choice)}: it must be one of {allowed}")
         if self.must_call and not names:
             raise GrammarError("tool choice 'required': there is no function to call")
         if self.final is None and not self.callable:
@@ -126,7 +127,7 @@ def schema_document(schema: object, where: str) -> Document:
         if isinstance(schema, str):
             value = json.loads(schema)
         if not isinstance(value, Mapping):
-            raise GrammarError(f"{where} is {str(schema)[:60]!r}: it must be a JSON object")
+            raise GrammarError(f"{where} is {shown(schema)}: it must be a JSON object")
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
     except GrammarError:
@@ -141,7 +142,7 @@ def schema_document(schema: object, where: str) -> Document:
 def _text_document(kind: Kind, text: object, where: str | None = None) -> Document:
     where = where or f"the {kind} grammar"
     if not isinstance(text, str):
-        raise GrammarError(f"{where} is {text!r}: it must be a string")
+        raise GrammarError(f"{where} is {shown(text)}: it must be a string")
     if len(text) > MOST_TEXT:
         raise GrammarError(f"{where} has {len(text)} characters: at most {MOST_TEXT} are allowed")
     try:
@@ -155,6 +156,6 @@ def _functions(schemas: Mapping[str, Mapping[str, Any] | str | None]) -> tuple[F
     return tuple(
         Function(name)
         if schema is None
-        else Function(name, schema_document(schema, f"the parameters of function {name!r}"))
+        else Function(name, schema_document(schema, f"the parameters of function {shown(name)}"))
         for name, schema in schemas.items()
     )

@@ -14,7 +14,7 @@ from gptoss_jax.engine.grammar.asked import (
     schema_document,
 )
 from harmony.api_fields import chosen_tools, function_tools, schema_format
-from harmony.errors import HarmonyFormatError
+from harmony.errors import HarmonyFormatError, shown
 from harmony.openai_formats import BodyForm
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -41,7 +41,7 @@ def _grammar(body: Mapping[str, Any], form: BodyForm) -> Grammar | None:
     else:
         text, field = body.get("text"), "text.format"
         if text is not None and not isinstance(text, Mapping):
-            raise GrammarError(f"text is {str(text)[:60]!r}: it must be an object")
+            raise GrammarError(f"text is {shown(text)}: it must be an object")
         asked = None if text is None else text.get("format")
     final = _final(asked, field, is_chat)
     tools, choice = body.get("tools"), body.get("tool_choice")
@@ -64,7 +64,7 @@ def _grammar(body: Mapping[str, Any], form: BodyForm) -> Grammar | None:
     must_call = choice == "required" or (isinstance(choice, Mapping) and choice.get("type") == "function")
     if must_call:
         if not functions:
-            raise GrammarError(f"tool_choice is {choice!r}: tools has no function to call")
+            raise GrammarError(f"tool_choice is {shown(choice)}: tools has no function to call")
         return Grammar(final, tuple(functions), "required")
     if final is None and not any_strict:
         return None
@@ -72,8 +72,8 @@ def _grammar(body: Mapping[str, Any], form: BodyForm) -> Grammar | None:
 
 
 def _final(asked: Any, field: str, is_chat: bool) -> Document | None:
-    shown = schema_format(asked, field, nested=is_chat)
-    if shown is None:
+    described = schema_format(asked, field, nested=is_chat)
+    if described is None:
         return None
     if asked["type"] == "json_object":
         return ANY_OBJECT
@@ -81,10 +81,10 @@ def _final(asked: Any, field: str, is_chat: bool) -> Document | None:
         asked, field = asked["json_schema"], f"{field}.json_schema"
     if not _flag(asked.get("strict"), f"{field}.strict"):
         return None
-    return schema_document(shown[1], f"{field}.schema")
+    return schema_document(described[1], f"{field}.schema")
 
 
 def _flag(value: Any, field: str) -> bool:
     if value is not None and not isinstance(value, bool):
-        raise GrammarError(f"{field} is {value!r}: it must be true or false")
+        raise GrammarError(f"{field} is {shown(value)}: it must be true or false")
     return bool(value)

@@ -123,6 +123,11 @@ def _compile(grammar: Grammar, reasoning: bool, vocabulary: Vocabulary) -> Compi
     )
 
 
+# Else a mask has only the longest of the tokens that can begin a text which has become certain, while each
+# of them is accepted: draws could depend on whether a token was masked, or checked once it was drawn.
+_OPTIONS = '%llguidance {"no_forcing": true}'
+
+
 def _completion(grammar: Grammar, channels: list[str]) -> str:
     """The messages of a completion in Lark, the documents by name."""
     header_end = '(" "? <|constrain|> "json")? <|message|>'
@@ -140,7 +145,7 @@ def _completion(grammar: Grammar, channels: list[str]) -> str:
         rules.append(f"call_{index}: {both} {header_end} @function_{index} <|call|>")
         ends.append(f"call_{index}")
     before = f"({' | '.join(channels)})* " if channels else ""
-    return "\n".join([f"start: {before}({' | '.join(ends)})", *rules])
+    return "\n".join([_OPTIONS, f"start: {before}({' | '.join(ends)})", *rules])
 
 
 def _call_header(functions: tuple[Function, ...]) -> str:
