@@ -100,7 +100,9 @@ class Runner:
         placed = Chunk(*(self._put(array, split("batch")) for array in chunk))
         self._cache = self.steps.prefill(self.steps.parameters, self._cache, placed)
 
-    def _do_decode(self, patch: np.ndarray, table: np.ndarray, steps: np.ndarray, *masks: np.ndarray) -> Drawn:
+    def _do_decode(
+        self, patch: np.ndarray, table: np.ndarray, steps: np.ndarray, *masks: np.ndarray
+    ) -> Drawn:
         batch = split("batch")
         self._cache, self._slots, drawn = self.steps.decode(
             self.steps.parameters,

@@ -207,9 +207,7 @@ class Scheduler:
     def _register(self, sequence: Sequence) -> None:
         size = self._layout.cache.page_size
         whole = sequence.computed // size
-        self._shards[sequence.shard].store.register(
-            sequence.tokens[: whole * size], sequence.pages[:whole]
-        )
+        self._shards[sequence.shard].store.register(sequence.tokens[: whole * size], sequence.pages[:whole])
 
     def _left(self, sequence: Sequence) -> int:
         end = sequence.boundary or len(sequence.tokens) - 1

@@ -128,7 +128,6 @@ class Steps:
             count, (self.slot_splits, everywhere, everywhere, everywhere), self.slot_splits, donated=(0,)
         )
 
-
     @property
     def compiled_programs(self) -> int:
         """How many programs the calls so far needed."""
