@@ -184,10 +184,11 @@ class RandomModel:
     ):
         self.temperature = temperature
         self.bias = np.zeros(rows)
+        closing = 5.0 + temperature * np.log(rows / 2_000)  # against ever more others
         for token in range(rows):
             text = encoding.token_bytes(token) or b""
             if text[:1] in (b'"', b"}", b"]") or token in (encoding.return_, encoding.call, encoding.end):
-                self.bias[token] = 5.0
+                self.bias[token] = closing
 
     def draw(self, mask: np.ndarray, rng: np.random.Generator) -> int:
         tokens = allowed(mask)

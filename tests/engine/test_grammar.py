@@ -454,7 +454,7 @@ def test_a_grammar_that_grows_too_complex_while_it_is_followed_says_so(monkeypat
     compiler = GrammarCompiler(TINY, ROWS)
     matcher = at(Grammar.lark('start: x\nx: x x x | x x | "a"'), FINAL, compiler=compiler)
     out = np.zeros((1, len(matcher.mask())), np.uint32)
-    with pytest.raises(GrammarError, match="cannot be followed: .*complex|limit") as caught:
+    with pytest.raises(GrammarError, match=r"cannot be followed: .*[Tt]oo many") as caught:
         for _ in range(100):
             assert matcher.accept(TINY.encode_ordinary("a")) == 1
             masks([matcher], out)

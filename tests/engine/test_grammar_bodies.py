@@ -110,7 +110,7 @@ def test_formats_of_the_wrong_shape_are_refused_by_name(form):
         with pytest.raises(GrammarError) as caught:
             grammar_from_body(response_format(form, **fields), form)
         assert reason in str(caught.value)
-    with pytest.raises(GrammarError, match="text is 5|response_format is 5"):
+    with pytest.raises(GrammarError, match=r"text is 5|response_format is 5"):
         grammar_from_body({"text": 5, "response_format": 5}, form)
     with pytest.raises(GrammarError, match="strict is 1"):
         grammar_from_body({"tools": [tool(form, "f", strict=1)]}, form)

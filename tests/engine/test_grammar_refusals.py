@@ -74,10 +74,10 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(name):
     schema, reason = UNSUPPORTED[name]
-    with pytest.raises(GrammarError, match="^the final content: ") as caught:
+    with pytest.raises(GrammarError, match=r"^the final content: ") as caught:
         COMPILER.check(Grammar.json_schema(schema))
     assert reason in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
-    with pytest.raises(GrammarError, match="^the arguments of function 'f': "):
+    with pytest.raises(GrammarError, match=r"^the arguments of function 'f': "):
         COMPILER.check(Grammar.calls({"g": None, "f": schema}))
 
 
@@ -151,7 +151,7 @@ def test_a_grammar_of_the_wrong_shape_is_refused_when_it_is_made(make, reason):
     ],
 )
 def test_another_grammar_that_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
-    with pytest.raises(GrammarError, match="^the final content: ") as caught:
+    with pytest.raises(GrammarError, match=r"^the final content: ") as caught:
         COMPILER.check(grammar)
     assert reason in str(caught.value) and "\n" not in str(caught.value)
 
