@@ -272,7 +272,7 @@ def _limit(logits: jax.Array, samplers: Samplers) -> jax.Array:
 def _top_k(scaled: jax.Array, top_k: Array) -> jax.Array:
     """Scaled logits [B, V] without those outside the `top_k` (int32 [B]) largest."""
     keys = _ordered(scaled)
-    least = _least_key(keys, lambda within: within.sum(-1, dtype=jnp.int32) >= top_k)
+    least = _least_key(keys, lambda within: within.sum(-1, dtype=jnp.int32) >= top_k, bits=2)
     above = (keys > least[:, None]).sum(-1, dtype=jnp.int32)
     return _keep(scaled, keys, least, top_k - above)
 
@@ -287,7 +287,7 @@ def _top_p(scaled: jax.Array, top_p: Array) -> jax.Array:
     shares = jnp.exp(scaled - jnp.where(largest > -jnp.inf, largest, 0.0))
     # Above 0, so that the likeliest token, whose share is 1, is kept in any case.
     wanted = jnp.maximum(top_p * _sum(shares), jnp.finfo(jnp.float32).tiny)
-    least = _least_key(keys, lambda within: _sum(jnp.where(within, shares, 0.0)) >= wanted)
+    least = _least_key(keys, lambda within: _sum(jnp.where(within, shares, 0.0)) >= wanted, bits=1)
     above = _sum(jnp.where(keys > least[:, None], shares, 0.0))
     share = jnp.where(keys == least[:, None], shares, 0.0).max(-1)
     room = jnp.clip(jnp.ceil((wanted - above) / share), 1, scaled.shape[1])
@@ -307,17 +307,18 @@ def _ordered(values: jax.Array) -> jax.Array:
     return jnp.where(bits < sign, bits | sign, ~bits)
 
 
-def _least_key(keys: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _least_key(keys: jax.Array, enough: Callable[[jax.Array], jax.Array], bits: int) -> jax.Array:
     """The largest uint32 [B] such that the keys [B, V] from it up are `enough` ([B, V] → bool [B]).
 
-    Found bit by bit from the highest: exact, and without sorting.
+    Found from the highest bits down, so many `bits` at a time: exact, and without sorting.
     """
 
-    def refine(bit: jax.Array, least: jax.Array) -> jax.Array:
-        higher = least | (np.uint32(1 << 31) >> bit.astype(jnp.uint32))
-        return jnp.where(enough(keys >= higher[:, None]), higher, least)
+    def refine(step: jax.Array, least: jax.Array) -> jax.Array:
+        shift = (32 - bits * (step + 1)).astype(jnp.uint32)
+        tried = (least | np.uint32(digit) << shift for digit in range(1, 1 << bits))
+        return least | sum(enough(keys >= x[:, None]).astype(jnp.uint32) for x in tried) << shift
 
-    return lax.fori_loop(0, 32, refine, jnp.zeros(keys.shape[0], jnp.uint32))
+    return lax.fori_loop(0, 32 // bits, refine, jnp.zeros(keys.shape[0], jnp.uint32))
 
 
 def _keep(scaled: jax.Array, keys: jax.Array, least: jax.Array, room: Array) -> jax.Array:
