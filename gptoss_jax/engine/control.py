@@ -292,7 +292,7 @@ class _StopStrings:
         text = self._before + (self._encoding.token_bytes(token) or b"\xef\xbf\xbd")
         first, found = (len(text), 0), None
         for string, data in self._wanted:
-            begin = text.find(data, max(0, len(self._before) - len(data) + 1))
+            begin = text.find(data)
             if begin >= 0 and (begin, len(data)) < first:
                 first, found = (begin, len(data)), string
         self._before = text[max(0, len(text) - self._longest + 1) :]

@@ -179,6 +179,27 @@ def test_the_budget_is_for_all_messages_of_analysis_together():
     assert control.advance(drawn) == Verdict(len(drawn) - 2, tuple(encode(TO_FINAL)))
 
 
+@pytest.mark.parametrize(
+    ("so_far", "shortest_way"),
+    [
+        ("", "<|channel|>analysis<|message|>"),
+        ("<|channel|>", "analysis<|message|>"),
+        ("<|channel|>analysis", "<|message|>"),
+        ("<|channel|>analysis<|message|>", ""),
+        ("<|channel|>commentary<|message|> word", "<|end|><|channel|>analysis<|message|>"),
+        ("<|channel|>commentary<|message|> word<|end|>", "<|channel|>analysis<|message|>"),
+    ],
+)
+def test_the_host_looks_again_no_later_than_when_the_budget_is_used_up(so_far, shortest_way):
+    control = make_control(reasoning_budget=3)
+    control.advance(encode(so_far))
+    drawn = encode(shortest_way) + words(3)
+    assert len(drawn) >= control.allowance() >= 3
+    if so_far != "<|channel|>":  # it need not count the bytes of a name
+        assert control.allowance() == len(drawn)
+    assert control.advance(drawn) == Verdict(len(drawn), tuple(encode(TO_FINAL)))
+
+
 def test_the_smaller_of_two_budgets_counts():
     for budget, most in ((3, 9), (9, 3)):
         control = make_control(reasoning_budget=budget, channel_limits={"analysis": ChannelLimit(most=most)})
@@ -240,6 +261,13 @@ def test_no_message_of_a_channel_ends_before_its_least():
     assert control.advance(words(2)) == Verdict(2) and control.verifies
     assert control.advance(words(1)) == Verdict(1) and not control.verifies
     assert control.advance(encode("<|return|>")) == Verdict(1, finish="stop")
+
+
+def test_a_least_that_cannot_be_met_any_more_needs_no_looking():
+    control = make_control(channel_limits={"analysis": ChannelLimit(least=3)})
+    assert control.verifies
+    control.advance(encode("<|channel|>final<|message|>"))
+    assert not control.verifies
 
 
 def test_two_bans_hold_each_for_its_time():

@@ -144,6 +144,13 @@ def test_seen_prompts_are_remembered_up_to_a_limit_the_latest_ones():
         assert store.boundary(prompt, 0) == expected
 
 
+def test_evicted_pages_of_no_prompt_are_not_remembered():
+    store = PageStore(2, SIZE, 2)
+    store.release(compute(store, make_tokens(1, 2)))
+    store.allocate(2)
+    assert not store._remembered and not store._root.children
+
+
 def test_first_come_stays():
     store = PageStore(16, SIZE, 4)
     first = compute(store, make_tokens(1, 2))
