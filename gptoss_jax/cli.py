@@ -12,8 +12,9 @@ from gptoss_jax.commands import batch, bench, convert, evaluate, generate, harmo
 _INPUT_ERRORS = {
     "checkpoints.config": "CheckpointError",
     "gptoss_jax.batch.output": "BatchError",
-    "gptoss_jax.batch.rows": "RowError",
+    "gptoss_jax.batch.fields": "RowError",
     "gptoss_jax.engine.request": "RequestError",
+    "gptoss_jax.sharding": "ShardingError",
     "harmony.errors": "HarmonyFormatError",
     "pallas_kernels.platform": "PlatformError",
 }

@@ -1,4 +1,4 @@
-"""A completion → the row that goes into the output file, in the form its request came in.
+"""The completions of a row → the line that goes into the output file, in the form its request came in.
 
 Every row has ``line`` (added when it is written), the input line's number from 1, and ``error``.
 
@@ -8,10 +8,17 @@ Every row has ``line`` (added when it is written), the input line's number from 
   ``"response": null`` and ``"error": {"code", "message"}``.
 - The plain form: ``{"id", "messages", "text", "reasoning", "tool_calls", "finish_reason", "usage",
   "error": null}``; ``messages`` are harmony messages with their channels and recipients, ``text``,
-  ``reasoning`` and ``tool_calls`` the same content as a chat message would carry it. An error row is
-  ``{"id", "error": {"code", "message"}}``.
+  ``reasoning`` and ``tool_calls`` the same content as a chat message would carry it; ``logprobs`` stands
+  beside them if asked for. A row that asked for several samples has a list ``samples`` of such objects in
+  their place. An error row is ``{"id", "error": {"code", "message"}}``.
 
-Where the model's harmony was malformed, ``diagnostics`` lists what was wrong and the raw text.
+Log-probabilities are those of the tokens of text, not of reasoning and calls. ``finish_reason`` is "length"
+wherever a text that must follow a schema was cut before it was whole, so that "stop" promises a valid one.
+``cached_tokens`` counts prompt tokens that earlier requests had left in the cache: it depends on what else
+ran, and is the only part of a row that differs when a run is repeated, apart from the times.
+
+Where the model's harmony was malformed, ``diagnostics`` lists what was wrong and the raw text, and with
+several samples in which one.
 """
 
 from __future__ import annotations
@@ -19,86 +26,74 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gptoss_jax.batch.rows import Envelope, Prepared, RowError
-from harmony import Role, parse_completion
-from harmony.openai_formats import called_function, chat_message_from, responses_output_from
+from gptoss_jax.batch.fields import RowError
+from gptoss_jax.batch.logprobs import Entries, text_logprobs
+from gptoss_jax.batch.rows import Envelope, Prepared
+from gptoss_jax.llm.answer import Answer, read_answer
+from harmony.openai_formats import chat_message_from, responses_output_from
 
 if TYPE_CHECKING:
     from gptoss_jax.engine import Completion
-    from harmony import Diagnostic, HarmonyEncoding, Message
+    from harmony import HarmonyEncoding
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """A completion, parsed.
+class Sample:
+    """One completion of a row, parsed; `logprobs` has the entries of each message of text, if asked for."""
 
-    `finish_reason` is "stop", "length" or "tool_calls"; `diagnostics` is what was wrong with the model's
-    harmony (being cut short is not); `reasoning_tokens` counts the content tokens of analysis messages.
-    """
-
-    messages: list[Message]
-    diagnostics: list[Diagnostic]
-    finish_reason: str
-    prompt_tokens: int
-    generated_tokens: int
-    reasoning_tokens: int
+    answer: Answer
+    logprobs: list[Entries] | None = None
 
 
-def read_answer(completion: Completion, encoding: HarmonyEncoding) -> Answer:
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """The tokens of a row: its prompt counted once, its samples together."""
+
+    prompt: int
+    cached: int
+    generated: int
+    reasoning: int
+
+
+def read_sample(completion: Completion, encoding: HarmonyEncoding) -> Sample:
     """Parses a completion; malformed harmony is recovered and never raises."""
-    parsed = parse_completion(encoding, completion.tokens, role=Role.ASSISTANT)
-    finish_reason: str = completion.finish_reason
-    if finish_reason == "stop" and any(map(called_function, parsed.messages)):
-        finish_reason = "tool_calls"
-    cut = finish_reason == "length"
-    return Answer(
-        messages=parsed.messages,
-        diagnostics=[found for found in parsed.diagnostics if not (cut and found.what == "truncated")],
-        finish_reason=finish_reason,
-        prompt_tokens=completion.prompt_tokens,
-        generated_tokens=len(completion.tokens),
-        reasoning_tokens=count_reasoning(completion.tokens, encoding),
+    answer = read_answer(completion, encoding)
+    if completion.grammar_complete is False:
+        answer = dataclasses.replace(answer, finish_reason="length")
+    if completion.logprobs is None:
+        return Sample(answer)
+    return Sample(answer, text_logprobs(completion, answer.messages, encoding))
+
+
+def usage_of(samples: Sequence[Sample]) -> Usage:
+    """What the samples of a row come to. Cached is what none of them had to compute."""
+    answers = [sample.answer for sample in samples]
+    return Usage(
+        prompt=answers[0].prompt_tokens,
+        cached=min(answer.cached_tokens for answer in answers),
+        generated=sum(answer.generated_tokens for answer in answers),
+        reasoning=sum(answer.reasoning_tokens for answer in answers),
     )
 
 
-def count_reasoning(tokens: Iterable[int], encoding: HarmonyEncoding) -> int:
-    """How many of a completion's tokens are the content of messages on the analysis channel."""
-    boundaries = {encoding.start, *encoding.stop_tokens()}
-    count, reasoning, in_content = 0, False, False
-    name: bytes | None = None
-    for token in tokens:
-        if token in boundaries:
-            reasoning, in_content, name = False, False, None
-        elif in_content:
-            count += reasoning
-        elif token == encoding.channel:
-            name = b""
-        elif token == encoding.message:
-            reasoning = name is not None and name.split()[:1] == [b"analysis"]
-            in_content = True
-        elif name is not None:
-            name += encoding.token_bytes(token) or b""
-    return count
-
-
-def answer_row(prepared: Prepared, answer: Answer, *, model: str, run: str) -> dict[str, Any]:
+def answer_row(prepared: Prepared, samples: Sequence[Sample], *, model: str, run: str) -> dict[str, Any]:
     """The output row of an answered request; `run` is a hash of what the run is, so that ids are unique."""
     unique = _unique(run, prepared.envelope)
-    diagnostics = [dataclasses.asdict(diagnostic) for diagnostic in answer.diagnostics]
+    diagnostics = [
+        dataclasses.asdict(diagnostic) | ({"sample": index} if len(samples) > 1 else {})
+        for index, sample in enumerate(samples)
+        for diagnostic in sample.answer.diagnostics
+    ]
     extra = {"diagnostics": diagnostics} if diagnostics else {}
     if prepared.form == "plain":
-        message = _chat_message(answer, unique)
+        said = [_plain_sample(prepared, index, sample, unique) for index, sample in enumerate(samples)]
         return {
             "id": prepared.envelope.id,
-            "messages": [message.to_dict() for message in answer.messages],
-            "text": message.get("content") or "",
-            "reasoning": message.get("reasoning") or "",
-            "tool_calls": message.get("tool_calls") or [],
-            "finish_reason": answer.finish_reason,
-            "usage": _chat_usage(answer),
+            **(said[0] if len(said) == 1 else {"samples": said}),
+            "usage": _chat_usage(usage_of(samples)),
             **extra,
             "error": None,
         }
@@ -109,7 +104,7 @@ def answer_row(prepared: Prepared, answer: Answer, *, model: str, run: str) -> d
         "response": {
             "status_code": 200,
             "request_id": f"req_{unique}",
-            "body": body(prepared, answer, model, unique),
+            "body": body(prepared, samples, model, unique),
         },
         **extra,
         "error": None,
@@ -135,25 +130,52 @@ def error_row(envelope: Envelope, error: RowError, *, run: str) -> dict[str, Any
     }
 
 
-def _chat_body(prepared: Prepared, answer: Answer, model: str, unique: str) -> dict[str, Any]:
-    message = _chat_message(answer, unique)
-    if (prepared.body.get("reasoning") or {}).get("exclude") is True:
-        message.pop("reasoning", None)
+def _plain_sample(prepared: Prepared, index: int, sample: Sample, unique: str) -> dict[str, Any]:
+    message = _chat_message(prepared, index, sample, unique)
+    logprobs = _chat_logprobs(sample)
+    return {
+        "messages": [message.to_dict() for message in sample.answer.messages],
+        "text": message.get("content") or "",
+        "reasoning": message.get("reasoning") or "",
+        "tool_calls": message.get("tool_calls") or [],
+        "finish_reason": sample.answer.finish_reason,
+        **({} if logprobs is None else {"logprobs": logprobs}),
+    }
+
+
+def _chat_body(prepared: Prepared, samples: Sequence[Sample], model: str, unique: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{unique}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [
-            {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
-        ],
-        "usage": _chat_usage(answer),
+        "choices": [_choice(prepared, index, sample, unique) for index, sample in enumerate(samples)],
+        "usage": _chat_usage(usage_of(samples)),
     }
 
 
-def _responses_body(prepared: Prepared, answer: Answer, model: str, unique: str) -> dict[str, Any]:
-    cut = answer.finish_reason == "length"
-    body, sampling = prepared.body, prepared.request.sampling
+def _choice(prepared: Prepared, index: int, sample: Sample, unique: str) -> dict[str, Any]:
+    message = _chat_message(prepared, index, sample, unique)
+    if (prepared.body.get("reasoning") or {}).get("exclude") is True:
+        message.pop("reasoning", None)
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": _chat_logprobs(sample),
+        "finish_reason": sample.answer.finish_reason,
+    }
+
+
+def _chat_logprobs(sample: Sample) -> dict[str, Any] | None:
+    if sample.logprobs is None:
+        return None
+    return {"content": [entry for entries in sample.logprobs for entry in entries], "refusal": None}
+
+
+def _responses_body(prepared: Prepared, samples: Sequence[Sample], model: str, unique: str) -> dict[str, Any]:
+    (sample,) = samples
+    cut = sample.answer.finish_reason == "length"
+    body, sampling, usage = prepared.body, prepared.request.sampling, usage_of(samples)
     return {
         "id": f"resp_{unique}",
         "object": "response",
@@ -165,36 +187,49 @@ def _responses_body(prepared: Prepared, answer: Answer, model: str, unique: str)
         "max_output_tokens": body.get("max_output_tokens"),
         "metadata": body.get("metadata") or {},
         "model": model,
-        "output": responses_output_from(
-            answer.messages,
-            item_id=lambda prefix, index: f"{prefix}_{unique}{index:02d}",
-            complete=not cut,
-        ),
+        "output": _output(sample, unique, complete=not cut),
         "parallel_tool_calls": False,
         "temperature": sampling.temperature,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
+        "top_logprobs": sampling.logprobs or 0,
         "top_p": sampling.top_p,
         "usage": {
-            "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": answer.generated_tokens,
-            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
-            "total_tokens": answer.prompt_tokens + answer.generated_tokens,
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+            "output_tokens": usage.generated,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "total_tokens": usage.prompt + usage.generated,
         },
     }
 
 
-def _chat_message(answer: Answer, unique: str) -> dict[str, Any]:
-    return chat_message_from(answer.messages, call_id=lambda index: f"call_{unique}{index:02d}")
+def _output(sample: Sample, unique: str, *, complete: bool) -> list[dict[str, Any]]:
+    items = responses_output_from(
+        sample.answer.messages,
+        item_id=lambda prefix, index: f"{prefix}_{unique}{index:02d}",
+        complete=complete,
+    )
+    texts = [item["content"][0] for item in items if item["type"] == "message"]
+    for index, entries in enumerate(sample.logprobs or ()):
+        if texts:  # malformed headers may make fewer messages than were begun
+            texts[min(index, len(texts) - 1)]["logprobs"] += entries
+    return items
 
 
-def _chat_usage(answer: Answer) -> dict[str, Any]:
+def _chat_message(prepared: Prepared, index: int, sample: Sample, unique: str) -> dict[str, Any]:
+    # Calls of several samples in one row must not share their ids.
+    of_sample = unique if prepared.request.sampling.n == 1 else f"{unique}{index:03d}"
+    return chat_message_from(sample.answer.messages, call_id=lambda call: f"call_{of_sample}{call:02d}")
+
+
+def _chat_usage(usage: Usage) -> dict[str, Any]:
     return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.generated_tokens,
-        "total_tokens": answer.prompt_tokens + answer.generated_tokens,
-        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
 
 

@@ -21,10 +21,17 @@ class BatchReport:
     malformed: int = 0
     """Answers whose harmony had to be recovered: see the rows' `diagnostics`."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """The part of `prompt_tokens` that earlier requests had left in the cache."""
     generated_tokens: int = 0
     reasoning_tokens: int = 0
     """The part of `generated_tokens` inside analysis messages."""
     finish_reasons: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Of all samples, so their sum is above `answered` where rows asked for several."""
+    preemptions: int = 0
+    """How often a request gave its place in the cache to others, to be computed again later."""
+    compiled_programs: int = 0
+    """Programs that the engine compiled, or took from the compilation cache."""
     elapsed_seconds: float = 0.0
     """Wall time of this run, compilation included, loading the model not."""
 
@@ -54,12 +61,17 @@ class BatchReport:
             ("rows", f"{self.rows} ({self.answered} answered, {self.errors} errors, {self.resumed} resumed)"),
             ("finish reasons", reasons or "none"),
             ("malformed answers", str(self.malformed)),
-            ("prompt tokens", f"{self.prompt_tokens} ({self.prompt_tokens_per_second:.0f} a second)"),
+            (
+                "prompt tokens",
+                f"{self.prompt_tokens} ({self.prompt_tokens_per_second:.0f} a second), "
+                f"{self.cached_tokens} of them cached",
+            ),
             (
                 "generated tokens",
                 f"{self.generated_tokens} ({self.generated_tokens_per_second:.0f} a second), "
                 f"{self.reasoning_tokens} of them reasoning",
             ),
+            ("engine", f"{self.compiled_programs} programs, {self.preemptions} preemptions"),
             ("elapsed", f"{self.elapsed_seconds:.1f} s"),
         ]
         return "\n".join(f"{name:<18}{value}" for name, value in lines)

@@ -6,7 +6,8 @@ Two forms, which may be mixed in one file:
   ``/v1/chat/completions`` or ``/v1/responses``;
 - the plain form: ``{"id", "messages"}`` or ``{"id", "prompt"}``, with the fields of a chat body beside them.
 
-A field that is neither honoured nor listed here is ignored, as the hosted API's clients expect.
+A field that is neither honoured nor refused is ignored, as the hosted API's clients expect. Those that say
+how tokens are chosen are in `gptoss_jax.batch.fields`, and mean the same in every form.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from gptoss_jax.batch.fields import Form, RowError, kind_of, sampling_from
 from gptoss_jax.engine import Request, RequestError, SamplingParams
+from gptoss_jax.engine.grammar import GrammarError, grammar_from_body
 from harmony import Conversation, HarmonyError, Role
 from harmony.numbers import TOO_DEEP, nests_too_deeply
 from harmony.openai_formats import conversation_from_body
@@ -26,15 +29,7 @@ if TYPE_CHECKING:
     from gptoss_jax.engine import Engine
     from harmony import HarmonyEncoding
 
-Form = Literal["chat", "responses", "plain"]
-
 URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/responses": "responses"}
-
-_TOKEN_LIMITS = {
-    "chat": ("max_completion_tokens", "max_tokens"),
-    "responses": ("max_output_tokens",),
-    "plain": ("max_tokens", "max_completion_tokens"),
-}
 
 _OF_RESPONSES = ("input", "instructions", "max_output_tokens")
 _OF_CHAT = ("messages", "response_format", "max_tokens", "max_completion_tokens")
@@ -44,20 +39,9 @@ _MISPLACED: Mapping[Form, tuple[str, ...]] = {
     "plain": _OF_RESPONSES,
 }
 
-# Fields that would change the answer and that nothing here honours yet → the values that ask for nothing.
+# Fields that would change the answer and that nothing here honours → the values that ask for nothing.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "stop": ([], ""),
-    "stop_token_ids": ([],),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "audio": (),
     "modalities": (["text"],),
     "functions": ([],),
@@ -68,19 +52,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (),
     "truncation": ("disabled",),
 }
-
-
-class RowError(ValueError):
-    """A line that cannot be answered: `code` for programs, the message for people.
-
-    `parameter` is the field at fault, where there is one; `status` what an HTTP server would have said.
-    """
-
-    def __init__(self, code: str, message: str, parameter: str | None = None, *, status: int = 400):
-        super().__init__(message)
-        self.code = code
-        self.parameter = parameter
-        self.status = status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,14 +162,17 @@ def prepare(document: Mapping[str, Any], envelope: Envelope, context: RowContext
     """
     form, body = _form_and_body(document, envelope)
     _refuse_unsupported(body, form)
-    sampling = _sampling(body, form, envelope, context)
+    sampling = sampling_from(body, form, context.sampling, row_seed(context.seed, envelope.key))
     try:
         conversation = _conversation(body, form, context)
         prompt = context.encoding.render_conversation_for_completion(conversation, Role.ASSISTANT)
+        grammar = grammar_from_body(body, "responses" if form == "responses" else "chat")
     except UnicodeEncodeError:
         raise RowError(
             "invalid_request", "the text contains a lone surrogate, which is no character"
         ) from None
+    except RowError:
+        raise
     except (HarmonyError, ValueError) as error:
         raise RowError("invalid_request", _one_line(error)) from None
     if len(prompt) >= context.engine.max_length:
@@ -207,24 +181,16 @@ def prepare(document: Mapping[str, Any], envelope: Envelope, context: RowContext
             f"the prompt has {len(prompt)} tokens: fewer than {context.engine.max_length} fit",
             "input" if form == "responses" else "messages",
         )
+    sampling = dataclasses.replace(sampling, grammar=grammar)
     request = Request(id=str(envelope.line), prompt=prompt, sampling=sampling)
     try:
         context.engine.check(request)
+    except GrammarError as error:
+        field = _format_field(form) if str(error).startswith("the final content") else "tools"
+        raise RowError("invalid_json_schema", f"{field}: {_one_line(error)}", field) from None
     except RequestError as error:
         raise RowError("invalid_request", _one_line(error)) from None
     return Prepared(envelope, form, body, request)
-
-
-def kind_of(value: object) -> str:
-    """A JSON value's type in words, with the value itself where it is short."""
-    if value is None:
-        return "null"
-    if isinstance(value, list):
-        return "an array"
-    if isinstance(value, dict):
-        return "an object"
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:36] + "…" + text[-1]
 
 
 def _form_and_body(document: Mapping[str, Any], envelope: Envelope) -> tuple[Form, Mapping[str, Any]]:
@@ -266,37 +232,18 @@ def _refuse_unsupported(body: Mapping[str, Any], form: Form) -> None:
             raise RowError("unsupported_field", f"{name} is a field of {url}, not of this request", name)
     if form == "responses" and body.get("prompt") is not None:
         raise RowError("unsupported_field", "prompt (a stored prompt) is not supported", "prompt")
-    _refuse_unenforced(body, form)
-    reasoning = body.get("reasoning")
-    if reasoning is not None and not isinstance(reasoning, dict):
-        raise RowError(
-            "invalid_request", f"reasoning must be an object, not {kind_of(reasoning)}", "reasoning"
-        )
-    if reasoning and reasoning.get("max_tokens") is not None:
-        raise RowError("unsupported_field", "reasoning.max_tokens is not supported", "reasoning.max_tokens")
-    if reasoning and reasoning.get("enabled") is False:
-        raise RowError(
-            "unsupported_field", 'reasoning cannot be disabled: ask for the effort "low"', "reasoning.enabled"
-        )
-
-
-def _refuse_unenforced(body: Mapping[str, Any], form: Form) -> None:
-    """Refuses what the hosted API guarantees and a prompt can only ask for."""
     choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        message = f"tool_choice {kind_of(choice)} is not supported: calls are not enforced yet"
-        raise RowError("unsupported_field", message, "tool_choice")
-    name = "text.format" if form == "responses" else "response_format"
-    wanted = _as_object(body.get("text")).get("format") if form == "responses" else body.get(name)
-    wanted = _as_object(wanted)
-    schema = wanted if form == "responses" else _as_object(wanted.get("json_schema"))
-    if wanted.get("type") == "json_object" or schema.get("strict") is True:
-        message = f"{name} is not enforced yet: only a json_schema without strict is supported"
-        raise RowError("unsupported_field", message, name)
+    if isinstance(choice, dict) and choice.get("type") != "function":
+        raise RowError(
+            "unsupported_field",
+            f"tool_choice of type {kind_of(choice.get('type'))} is not supported: it must be none, auto, "
+            "required or a function",
+            "tool_choice",
+        )
 
 
-def _as_object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _format_field(form: Form) -> str:
+    return "text.format" if form == "responses" else "response_format"
 
 
 def _conversation(body: Mapping[str, Any], form: Form, context: RowContext) -> Conversation:
@@ -309,48 +256,6 @@ def _conversation(body: Mapping[str, Any], form: Form, context: RowContext) -> C
         reasoning_effort=context.effort,
         current_date=context.date,
     )
-
-
-def _sampling(body: Mapping[str, Any], form: Form, envelope: Envelope, context: RowContext) -> SamplingParams:
-    defaults = context.sampling
-    temperature = _number(body, "temperature", lambda x: 0 <= x <= 2, "a number from 0 to 2")
-    top_p = _number(body, "top_p", lambda x: 0 < x <= 1, "a number above 0 and at most 1")
-    top_k = _whole(body, "top_k", lambda x: 0 <= x < 2**31, "a whole number from 0 (off)")
-    seed = _whole(body, "seed", lambda x: -(2**63) <= x < 2**63, "a whole number of 64 bits")
-    limits = {
-        name: limit
-        for name in _TOKEN_LIMITS[form]
-        if (limit := _whole(body, name, lambda x: 1 <= x < 2**31, "a whole number from 1")) is not None
-    }
-    if len(set(limits.values())) > 1:
-        raise RowError("invalid_request", f"{' and '.join(limits)} differ: give one", next(iter(limits)))
-    return SamplingParams(
-        temperature=defaults.temperature if temperature is None else temperature,
-        top_p=defaults.top_p if top_p is None else top_p,
-        top_k=defaults.top_k if top_k is None else top_k,
-        seed=row_seed(context.seed, envelope.key) if seed is None else seed,
-        max_tokens=next(iter(limits.values()), defaults.max_tokens),
-    )
-
-
-def _number(
-    body: Mapping[str, Any], name: str, allowed: Callable[[float], bool], expected: str
-) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not allowed(value):
-        raise RowError("invalid_request", f"{name} must be {expected}, not {kind_of(value)}", name)
-    return float(value)
-
-
-def _whole(body: Mapping[str, Any], name: str, allowed: Callable[[int], bool], expected: str) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not allowed(value):
-        raise RowError("invalid_request", f"{name} must be {expected}, not {kind_of(value)}", name)
-    return value
 
 
 def _refuse_constant(name: str) -> None:

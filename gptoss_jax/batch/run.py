@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tqdm import tqdm
 
-from gptoss_jax.batch.answers import Answer, answer_row, error_row, read_answer
+from gptoss_jax.batch.answers import Sample, answer_row, error_row, read_sample, usage_of
+from gptoss_jax.batch.fields import RowError
 from gptoss_jax.batch.output import BatchError, OutputFile
 from gptoss_jax.batch.report import BatchReport
-from gptoss_jax.batch.rows import Envelope, Prepared, RowContext, RowError, envelope_of, parse_line, prepare
-from gptoss_jax.engine import Request, SamplingParams
+from gptoss_jax.batch.rows import Envelope, Prepared, RowContext, envelope_of, parse_line, prepare
+from gptoss_jax.engine import Completion, Request, SamplingParams
 
 if TYPE_CHECKING:
     from gptoss_jax.engine import Engine
     from harmony import HarmonyEncoding
 
-_FORMAT = 1
+_FORMAT = 2
 """The version of the rows' shape and of how lines become requests; part of what a run's output belongs to."""
 
 
@@ -51,7 +53,8 @@ def run_batch(
     Args:
         source: the requests, in the forms of `gptoss_jax.batch.rows`.
         output: the answers; if it is there already it must come from the same input and arguments.
-        engine: generates; its stop tokens must be the encoding's.
+        engine: generates; its stop tokens and its encoding must be those of `encoding`. With several
+            processes, that of the first: only it makes this call.
         encoding: renders prompts and parses completions.
         sampling: for rows that do not say (default: temperature 1, top-p 1, no limit but the context).
         seed: of the run; a row without a seed draws from this one and its id.
@@ -96,6 +99,16 @@ def run_batch(
             return report
 
 
+@dataclasses.dataclass
+class _Row:
+    """A row that the engine has not finished: its samples so far, and what kept one from being read."""
+
+    prepared: Prepared
+    samples: dict[int, Sample] = dataclasses.field(default_factory=dict)
+    fault: RowError | None = None
+    left: int = 1
+
+
 class _Run:
     """The state of one run between the reader, the engine and the output."""
 
@@ -103,23 +116,43 @@ class _Run:
         self._context, self._out, self._report, self._bar = context, out, report, bar
         self._model = model
         self._run = hashlib.sha256(json.dumps(out.run, sort_keys=True).encode()).hexdigest()
-        self._pending: dict[str, Prepared] = {}
+        self._pending: dict[str, _Row] = {}
         self._first_line: dict[str, int] = {}
         self._started = time.monotonic()
 
     def answer(self, file: BinaryIO) -> None:
         """Feeds the engine and writes what it finishes."""
-        for completion in self._context.engine.run(self._requests(file)):
-            prepared = self._pending.pop(completion.id)
-            try:
-                answer = read_answer(completion, self._context.encoding)
-                row = answer_row(prepared, answer, model=self._model, run=self._run)
-            except Exception as error:
-                self._refuse(prepared.envelope, _fault(error))
-                continue
-            self._out.append(prepared.envelope.line, row)
-            self._count(answer)
+        engine = self._context.engine
+        preemptions = engine.statistics.preemptions
+        for completion in engine.run(self._requests(file)):
+            self._take(completion)
         self._report.elapsed_seconds = time.monotonic() - self._started
+        self._report.preemptions = engine.statistics.preemptions - preemptions
+        self._report.compiled_programs = engine.compiled_programs
+
+    def _take(self, completion: Completion) -> None:
+        """Takes in one sample; the row is written when it has them all."""
+        row = self._pending[completion.id]
+        row.left -= 1
+        try:
+            row.samples[completion.sample] = read_sample(completion, self._context.encoding)
+        except Exception as error:
+            row.fault = _fault(error)
+        if row.left:
+            return
+        del self._pending[completion.id]
+        samples = [row.samples[index] for index in sorted(row.samples)]
+        document: dict[str, Any] = {}
+        if row.fault is None:
+            try:
+                document = answer_row(row.prepared, samples, model=self._model, run=self._run)
+            except Exception as error:
+                row.fault = _fault(error)
+        if row.fault is not None:
+            self._refuse(row.prepared.envelope, row.fault)
+            return
+        self._out.append(row.prepared.envelope.line, document)
+        self._count(samples)
 
     def _requests(self, file: BinaryIO) -> Iterator[Request]:
         """The requests still to be answered, read as the engine asks; bad lines are written on the way."""
@@ -131,7 +164,7 @@ class _Run:
                 continue
             prepared = self._read(raw, number)
             if prepared is not None:
-                self._pending[prepared.request.id] = prepared
+                self._pending[prepared.request.id] = _Row(prepared, left=prepared.request.sampling.n)
                 yield prepared.request
         if seen.hexdigest() != self._out.run["input_sha256"]:
             raise BatchError("the input was changed while it was being read: start anew with --overwrite")
@@ -162,14 +195,16 @@ class _Run:
         self._report.errors += 1
         self._bar.update()
 
-    def _count(self, answer: Answer) -> None:
-        report = self._report
+    def _count(self, samples: list[Sample]) -> None:
+        report, usage = self._report, usage_of(samples)
         report.answered += 1
-        report.malformed += bool(answer.diagnostics)
-        report.prompt_tokens += answer.prompt_tokens
-        report.generated_tokens += answer.generated_tokens
-        report.reasoning_tokens += answer.reasoning_tokens
-        report.finish_reasons[answer.finish_reason] += 1
+        report.prompt_tokens += usage.prompt
+        report.cached_tokens += usage.cached
+        report.generated_tokens += usage.generated
+        report.reasoning_tokens += usage.reasoning
+        for sample in samples:
+            report.malformed += bool(sample.answer.diagnostics)
+            report.finish_reasons[sample.answer.finish_reason] += 1
         report.elapsed_seconds = time.monotonic() - self._started
         self._bar.set_postfix_str(f"{report.generated_tokens_per_second:.0f} tok/s", refresh=False)
         self._bar.update()

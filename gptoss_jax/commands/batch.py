@@ -46,33 +46,39 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     from gptoss_jax.batch import BatchError, run_batch
 
-    if not options.input.is_file():
-        raise BatchError(f"cannot read {options.input}: no such file")
-    if options.report and not options.report.parent.is_dir():
-        raise BatchError(f"cannot write {options.report}: no such folder")
-    engine, encoding, checkpoint = load_engine(options, options.slots)
-    try:
-        report = run_batch(
-            options.input,
-            options.output,
-            engine=engine,
-            encoding=encoding,
-            sampling=sampling_of(options),
-            seed=options.seed,
-            effort=options.effort,
-            date=options.date,
-            model=Path(options.checkpoint).name,
-            settings={
-                "checkpoint": checkpoint_fingerprint(checkpoint.path),
-                "dtype": dtype_name(options),
-                "max_length": engine.max_length,
-            },
-            overwrite=options.overwrite,
-            progress=True,
-        )
-    except KeyboardInterrupt:
-        print("gptoss-jax: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
+    if options.distributed is None:  # else only the first process needs the files, and must not leave alone
+        if not options.input.is_file():
+            raise BatchError(f"cannot read {options.input}: no such file")
+        if options.report and not options.report.parent.is_dir():
+            raise BatchError(f"cannot write {options.report}: no such folder")
+    engine, encoding, checkpoint = load_engine(options, options.slots, announce=True)
+    with engine:
+        if not engine.speaks:
+            engine.follow()
+            return 0
+        try:
+            report = run_batch(
+                options.input,
+                options.output,
+                engine=engine,
+                encoding=encoding,
+                sampling=sampling_of(options),
+                seed=options.seed,
+                effort=options.effort,
+                date=options.date,
+                model=Path(options.checkpoint).name,
+                settings={
+                    "checkpoint": checkpoint_fingerprint(checkpoint.path),
+                    "dtype": dtype_name(options),
+                    "kv_dtype": options.kv_dtype or dtype_name(options),
+                    "max_length": engine.max_length,
+                },
+                overwrite=options.overwrite,
+                progress=True,
+            )
+        except KeyboardInterrupt:
+            print("gptoss-jax: interrupted; the same command goes on from here", file=sys.stderr)
+            return 130
     if options.report:
         options.report.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
     print(report)

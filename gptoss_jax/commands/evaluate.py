@@ -31,7 +31,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
+    from gptoss_jax.compilation_cache import keep_compiled
     from gptoss_jax.evals import tiny
 
+    keep_compiled()
     print(tiny.run(options.checkpoint, options.count))
     return 0

@@ -32,8 +32,9 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     import datetime
 
-    from gptoss_jax.batch.answers import answer_row, read_answer
-    from gptoss_jax.batch.rows import Envelope, RowContext, RowError, prepare
+    from gptoss_jax.batch.answers import answer_row, read_sample
+    from gptoss_jax.batch.fields import RowError
+    from gptoss_jax.batch.rows import Envelope, RowContext, prepare
 
     text = sys.stdin.read() if options.text == "-" else options.text
     if not text.strip():
@@ -42,18 +43,22 @@ def run(options: argparse.Namespace) -> int:
     if options.instructions:
         messages.insert(0, {"role": "developer", "content": options.instructions})
     engine, encoding, _ = load_engine(options, slots=1)
-    context = RowContext(
-        engine=engine,
-        encoding=encoding,
-        sampling=sampling_of(options),
-        seed=options.seed,
-        effort=options.effort,
-        date=options.date or datetime.date.today().isoformat(),
-    )
-    body = {"messages": messages, "seed": options.seed}
-    prepared = prepare(body, Envelope(line=1, id="prompt", shape="plain"), context)
-    (completion,) = engine.run([prepared.request])
-    row = answer_row(prepared, read_answer(completion, encoding), model=options.checkpoint, run="generate")
+    with engine:
+        if not engine.speaks:
+            engine.follow()
+            return 0
+        context = RowContext(
+            engine=engine,
+            encoding=encoding,
+            sampling=sampling_of(options),
+            seed=options.seed,
+            effort=options.effort,
+            date=options.date or datetime.date.today().isoformat(),
+        )
+        body = {"messages": messages, "seed": options.seed}
+        prepared = prepare(body, Envelope(line=1, id="prompt", shape="plain"), context)
+        samples = [read_sample(completion, encoding) for completion in engine.run([prepared.request])]
+    row = answer_row(prepared, samples, model=options.checkpoint, run="generate")
     if options.json:
         del row["id"], row["error"]
         print(json.dumps(row, ensure_ascii=False, indent=2))

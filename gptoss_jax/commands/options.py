@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import re
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpoints import Checkpoint
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from harmony import HarmonyEncoding
 
 EFFORTS = ("low", "medium", "high")
+KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")
+"""As in `gptoss_jax.engine.options`, which takes long to import."""
+
+AXES = ("data", "expert", "tensor")
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, slots: bool = False) -> None:
@@ -34,6 +40,24 @@ def add_model_options(parser: argparse.ArgumentParser, *, slots: bool = False) -
         type=whole_number(2),
         metavar="N",
         help="the longest sequence, prompt and completion together, in tokens (default: 2048)",
+    )
+    group.add_argument(
+        "--kv-dtype",
+        choices=KV_DTYPES,
+        help="what keys and values are kept in (default: as --dtype); 8 bits hold more, less exactly",
+    )
+    group.add_argument(
+        "--mesh",
+        type=_mesh,
+        metavar="AXES",
+        help="how the model lies on the devices, such as data=1,expert=2,tensor=4 (default: what suits it)",
+    )
+    group.add_argument(
+        "--distributed",
+        type=_processes,
+        metavar="WHERE",
+        help="this is one of several processes that run the model together, all started with the same "
+        'command: "auto" where the cluster says which, else COORDINATOR:PORT,COUNT,INDEX',
     )
     if slots:
         group.add_argument(
@@ -93,29 +117,41 @@ def dtype_name(options: argparse.Namespace) -> str:
 
 
 def load_engine(
-    options: argparse.Namespace, slots: int | None = None
+    options: argparse.Namespace, slots: int | None = None, *, announce: bool = False
 ) -> tuple[Engine, HarmonyEncoding, Checkpoint]:
     """The engine that the options of `add_model_options` ask for, its encoding and its checkpoint.
 
+    With `announce`, the process that speaks says on standard error where the model lies.
+
     Raises:
         checkpoints.config.CheckpointError: the checkpoint is none, or does not fit its vocabulary.
+        gptoss_jax.sharding.ShardingError: the mesh does not fit the devices or the model.
+        gptoss_jax.engine.RequestError: an option does not fit the others.
     """
-    import jax.numpy as jnp
+    import jax
 
     from checkpoints import open_checkpoint
-    from gptoss_jax.engine import Engine
-    from gptoss_jax.model import load
-    from gptoss_jax.vocabulary import load_encoding_for
+    from gptoss_jax.compilation_cache import keep_compiled
+    from gptoss_jax.llm.loading import load_engine as load
+    from gptoss_jax.sharding import MeshShape, make_mesh, shape_of
 
-    checkpoint = open_checkpoint(options.checkpoint)
-    encoding = load_encoding_for(checkpoint)
-    stops = [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
-    given = {"slots": slots, "max_length": options.max_length}
-    engine = Engine(
-        load(checkpoint, jnp.dtype(dtype_name(options))),
-        stops,
-        **{name: value for name, value in given.items() if value is not None},
+    if options.distributed is not None:
+        jax.distributed.initialize(**options.distributed)
+    keep_compiled()
+    config = open_checkpoint(options.checkpoint).config
+    mesh = make_mesh(config, MeshShape(**options.mesh) if options.mesh else None)
+    engine, encoding, checkpoint = load(
+        options.checkpoint,
+        dtype=dtype_name(options),
+        mesh=mesh,
+        slots=slots,
+        max_length=options.max_length,
+        kv_dtype=options.kv_dtype,
     )
+    if announce and engine.speaks:
+        kind = mesh.devices.flat[0].device_kind
+        devices = f"{mesh.size} device{'s' if mesh.size > 1 else ''} ({kind})"
+        print(f"gptoss-jax: {devices}, mesh: {shape_of(mesh)}", file=sys.stderr)
     return engine, encoding, checkpoint
 
 
@@ -145,6 +181,26 @@ def _number(expected: str, allowed: Callable[[float], bool]) -> Callable[[str], 
         return value
 
     return parse
+
+
+def _mesh(text: str) -> dict[str, int]:
+    sizes = {}
+    for part in text.split(","):
+        name, _, size = part.strip().partition("=")
+        if name not in AXES or name in sizes or not re.fullmatch("[1-9][0-9]{0,5}", size):
+            raise argparse.ArgumentTypeError(f"must be like data=1,expert=2,tensor=4, not {text!r}")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _processes(text: str) -> dict[str, Any]:
+    """The arguments of `jax.distributed.initialize`."""
+    if text == "auto":
+        return {}
+    found = re.fullmatch(r"([^,]+:[0-9]+),([1-9][0-9]*),([0-9]+)", text)
+    if found is None or int(found[3]) >= int(found[2]):
+        raise argparse.ArgumentTypeError(f"must be auto or COORDINATOR:PORT,COUNT,INDEX, not {text!r}")
+    return {"coordinator_address": found[1], "num_processes": int(found[2]), "process_id": int(found[3])}
 
 
 def _date(text: str) -> str:

@@ -208,10 +208,10 @@ def evaluate(checkpoint: Checkpoint | Path | str, count: int = 500) -> list[Scor
         checkpoint = open_checkpoint(checkpoint)
     encoding = load_encoding_for(checkpoint)
     stop_tokens = encoding.stop_tokens_for_assistant_actions()
-    engine = Engine(load(checkpoint, jnp.float32), stop_tokens, slots=SLOTS, max_length=MAX_LENGTH)
     rng = random.Random(SEED)
     kinds = [draw(rng, count) for draw in (sum_questions, call_questions, answer_questions)]
-    results = [answer_all(engine, encoding, questions) for questions in kinds]
+    with Engine(load(checkpoint, jnp.float32), stop_tokens, slots=SLOTS, max_length=MAX_LENGTH) as engine:
+        results = [answer_all(engine, encoding, questions) for questions in kinds]
     return scores(results)
 
 

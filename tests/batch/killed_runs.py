@@ -28,7 +28,7 @@ KILLS = 10
 def main(folder: Path, out: Path, seed: int, arguments: list[str]) -> None:
     encoding = byte_encoding(folder)
     checkpoint = types.SimpleNamespace(path=folder)
-    batch.load_engine = lambda options, slots: (
+    batch.load_engine = lambda options, slots, announce: (
         ScriptedEngine(encoding, slots=8, delay=0.001),
         encoding,
         checkpoint,

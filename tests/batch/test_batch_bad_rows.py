@@ -25,6 +25,10 @@ def tool(**function: Any) -> list[Any]:
     return [{"type": "function", "function": {"name": "f", **function}}]
 
 
+def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+
+
 BAD = {
     "invalid JSON": (b'{"id": "x", "prompt": }', "invalid_json", "column 23"),
     "a bare NaN": (b'{"id": "x", "prompt": "Hi", "temperature": NaN}', "invalid_json", "NaN"),
@@ -75,21 +79,89 @@ BAD = {
     "reasoning not an object": (responses(reasoning="high"), "invalid_request", "reasoning"),
     "tool without a name": (chat(tools=[{"type": "function", "function": {}}]), "invalid_request", "name"),
     "tool schema not an object": (chat(tools=tool(parameters="string")), "invalid_request", "parameters"),
-    "several choices": (chat(n=2), "unsupported_field", "n is not supported"),
-    "stop strings": (chat(stop=["\n"]), "unsupported_field", "stop"),
-    "logprobs": (chat(logprobs=True), "unsupported_field", "logprobs"),
-    "strict chat schema": (
-        chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "strict": True}}),
-        "unsupported_field",
-        "response_format",
+    "no choices": (chat(n=0), "invalid_request", "n must be a whole number from 1 to 128, not 0"),
+    "too many choices": ({"id": "x", "prompt": "Hi", "n": 129}, "invalid_request", "not 129"),
+    "several responses": (responses(n=2), "invalid_request", "n must be 1"),
+    "the best of several": (chat(best_of=2), "unsupported_field", "best_of"),
+    "stop of a wrong type": (chat(stop=5), "invalid_request", "stop must be a string or an array"),
+    "too many stop strings": (chat(stop=["x"] * 17), "invalid_request", "at most 16 strings"),
+    "an empty stop string": (responses(stop=["a", ""]), "invalid_request", "stop[1]"),
+    "a stop string that is none": (
+        b'{"id": "x", "prompt": "Hi", "stop": ["\\ud800"]}',
+        "invalid_request",
+        "stop[0]",
     ),
-    "strict response schema": (
-        responses(text={"format": {"type": "json_schema", "name": "a", "strict": True}}),
-        "unsupported_field",
-        "text.format",
+    "stop tokens of a wrong type": (chat(stop_token_ids=["a"]), "invalid_request", "stop_token_ids[0]"),
+    "a stop token out of range": (chat(stop_token_ids=[-1]), "invalid_request", "stop_token_ids[0]"),
+    "logprobs as a number": (chat(logprobs=5), "invalid_request", "logprobs must be true or false, not 5"),
+    "too many top_logprobs": (
+        chat(logprobs=True, top_logprobs=21),
+        "invalid_request",
+        "from 0 to 20, not 21",
     ),
-    "JSON mode": (chat(response_format={"type": "json_object"}), "unsupported_field", "response_format"),
-    "a call enforced": (responses(tool_choice="required"), "unsupported_field", "tool_choice"),
+    "top_logprobs alone": (chat(top_logprobs=3), "invalid_request", "it needs logprobs to be true"),
+    "top_logprobs of a response alone": (responses(top_logprobs=3), "invalid_request", "in include"),
+    "logprobs of a response": (responses(logprobs=True), "unsupported_field", "output_text.logprobs"),
+    "include of a wrong type": (responses(include="all"), "invalid_request", '"all"'),
+    "logit_bias of a wrong type": (chat(logit_bias=[]), "invalid_request", "logit_bias must be an object"),
+    "logit_bias of a word": (chat(logit_bias={"the": 1}), "invalid_request", '"the": it must be a token id'),
+    "logit_bias out of range": (
+        chat(logit_bias={"5": -101}),
+        "invalid_request",
+        "from -100 to 100, not -101",
+    ),
+    "too much logit_bias": (
+        chat(logit_bias={str(token): 1 for token in range(301)}),
+        "invalid_request",
+        "logit_bias has 301 tokens: at most 300",
+    ),
+    "presence_penalty out of range": (chat(presence_penalty=2.1), "invalid_request", "from -2 to 2, not 2.1"),
+    "frequency_penalty out of range": (chat(frequency_penalty=-3), "invalid_request", "frequency_penalty"),
+    "repetition_penalty of 0": (chat(repetition_penalty=0), "invalid_request", "from 0.1 to 10, not 0"),
+    "min_p above 1": (chat(min_p=1.5), "invalid_request", "min_p must be a number from 0 to 1, not 1.5"),
+    "min_tokens negative": (chat(min_tokens=-1), "invalid_request", "min_tokens"),
+    "no reasoning tokens": (chat(reasoning={"max_tokens": 0}), "invalid_request", "reasoning.max_tokens"),
+    "reasoning off": (responses(reasoning={"enabled": False}), "unsupported_field", "reasoning"),
+    "a schema without a name": (
+        chat(response_format={"type": "json_schema", "json_schema": {"strict": True}}),
+        "invalid_request",
+        "response_format.json_schema.name",
+    ),
+    "an unknown format": (responses(text={"format": {"type": "xml"}}), "invalid_request", "text.format.type"),
+    "strict of a wrong type": (
+        chat(tools=tool(strict="yes", parameters={})),
+        "invalid_request",
+        "tools[0].function.strict",
+    ),
+    "a schema that cannot be enforced": (
+        chat(response_format=strict({"type": "array", "uniqueItems": True})),
+        "invalid_json_schema",
+        "response_format: the final content: ",
+    ),
+    "a response's schema that cannot be enforced": (
+        responses(
+            text={"format": strict({"not": {"type": "null"}})["json_schema"] | {"type": "json_schema"}}
+        ),
+        "invalid_json_schema",
+        "text.format: the final content: ",
+    ),
+    "arguments that cannot be enforced": (
+        chat(tools=tool(strict=True, parameters={"type": "object", "multipleOf": 12345789})),
+        "invalid_json_schema",
+        "tools: the arguments of function 'f': #: multipleOf is 12345789",
+    ),
+    "a call without functions": (responses(tool_choice="required"), "invalid_request", "tool_choice"),
+    "a call of an unknown function": (
+        chat(tools=tool(), tool_choice={"type": "function", "function": {"name": "g"}}),
+        "invalid_request",
+        "no function in tools has this name",
+    ),
+    "a tool_choice that is none": (chat(tool_choice="never"), "invalid_request", "never"),
+    "a tool_choice of another type": (
+        responses(tool_choice={"type": "web_search"}),
+        "unsupported_field",
+        'tool_choice of type "web_search" is not supported',
+    ),
     "a field of the other API": (chat(max_output_tokens=5), "unsupported_field", "of /v1/responses"),
     "a field of the chat API": (responses(max_tokens=5), "unsupported_field", "of /v1/chat/completions"),
     "instructions beside a prompt": (
@@ -149,7 +221,7 @@ def test_a_file_of_only_bad_lines_ends_and_a_second_run_adds_nothing(
 def test_the_shape_of_an_error_row_follows_the_form_of_its_line(
     engine, encoding, write_lines, read_rows, tmp_path
 ):
-    source = write_lines([chat(n=2), {"id": 7, "prompt": "Hi", "n": 2}, b"{"])
+    source = write_lines([chat(n=0), {"id": 7, "prompt": "Hi", "n": 0}, b"{"])
     run_batch(source, tmp_path / "out.jsonl", engine=engine, encoding=encoding)
     openai, plain, unknown = (row for _, row in sorted(read_rows(tmp_path / "out.jsonl").items()))
     assert openai["custom_id"] == "x"

@@ -22,7 +22,7 @@ def engine(encoding, tmp_path, monkeypatch) -> ScriptedEngine:
     (folder / "config.json").write_text("{}")
     loaded = engine, encoding, types.SimpleNamespace(path=folder)
     for module in (batch, generate):
-        monkeypatch.setattr(module, "load_engine", lambda options, slots: loaded)
+        monkeypatch.setattr(module, "load_engine", lambda options, slots, announce=False: loaded)
     return engine
 
 

@@ -69,6 +69,7 @@ def test_a_chat_row_becomes_a_chat_completion(answer, engine, encoding):
         "prompt_tokens": prompt,
         "completion_tokens": said,
         "total_tokens": prompt + said,
+        "prompt_tokens_details": {"cached_tokens": 16},
         "completion_tokens_details": {"reasoning_tokens": 4},
     }
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gptoss_jax.batch.rows import Envelope, Prepared, RowContext, RowError, envelope_of, parse_line, prepare
+from gptoss_jax.batch.fields import RowError
+from gptoss_jax.batch.rows import Envelope, Prepared, RowContext, envelope_of, parse_line, prepare
 from gptoss_jax.engine import SamplingParams
 
 SCHEMA = {
@@ -17,6 +18,9 @@ SCHEMA = {
 }
 CALL = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
 SAMPLING = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "seed": 3, "user": "u", "metadata": {"k": "v"}}
+SAMPLING |= {"min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
+SAMPLING |= {"logit_bias": {"5": -100}, "min_tokens": 1, "stop": ["a", "b"], "stop_token_ids": [7]}
+SAMPLING |= {"top_logprobs": 2, "n": 1}
 CHAT = {
     "model": "m",
     "messages": [
@@ -28,8 +32,12 @@ CHAT = {
     "tools": [{"type": "function", "function": {"name": "weather", "description": "", "parameters": SCHEMA}}],
     "tool_choice": "auto",
     "reasoning_effort": "low",
-    "reasoning": {"effort": "low"},
-    "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": SCHEMA}},
+    "reasoning": {"effort": "low", "max_tokens": 9},
+    "logprobs": True,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "c", "strict": True, "schema": SCHEMA},
+    },
     "max_completion_tokens": 9,
     **SAMPLING,
 }
@@ -44,8 +52,9 @@ RESPONSES = {
     ],
     "tools": [{"type": "function", "name": "weather", "description": "", "parameters": SCHEMA}],
     "tool_choice": "auto",
-    "reasoning": {"effort": "low"},
-    "text": {"format": {"type": "json_schema", "name": "c", "schema": SCHEMA}},
+    "reasoning": {"effort": "low", "max_tokens": 9},
+    "include": ["message.output_text.logprobs"],
+    "text": {"format": {"type": "json_schema", "name": "c", "strict": True, "schema": SCHEMA}},
     "max_output_tokens": 9,
     **SAMPLING,
 }
@@ -53,7 +62,7 @@ DOCUMENTS = {
     "chat": {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": CHAT},
     "responses": {"custom_id": "x", "method": "POST", "url": "/v1/responses", "body": RESPONSES},
     "plain": {"id": "x", **CHAT},
-    "prompt": {"id": "x", "prompt": "Hi", "max_tokens": 9, **SAMPLING},
+    "prompt": {"id": "x", "prompt": "Hi", "max_tokens": 9, "logprobs": True, **SAMPLING},
 }
 
 DEEP = json.loads("[" * 100 + "]" * 100)
