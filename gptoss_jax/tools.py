@@ -133,7 +133,8 @@ def result_message(call: ToolCall, text: str) -> Message:
 def result_text(value: Any) -> str:
     """What a function returned, as the model reads it: text as it is, anything else as JSON."""
     if not isinstance(value, str):
-        value = json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
+        jsonable = to_jsonable_python(value, fallback=str)
+        value = json.dumps(jsonable, ensure_ascii=False, separators=(",", ":"))
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -106,6 +106,7 @@ class LLM:
         """
         from gptoss_jax.llm.loading import load_engine
 
+        _check_seed(seed)
         engine, encoding, opened = load_engine(
             checkpoint, dtype=dtype, mesh=mesh, slots=slots, max_length=max_length, **options
         )
@@ -117,13 +118,12 @@ class LLM:
         cls, engine: EngineLike, encoding: HarmonyEncoding, name: str = "gpt-oss", *, seed: int = 0
     ) -> LLM:
         """An `LLM` on an engine that exists; it belongs to the `LLM` from now on, and is closed with it."""
+        _check_seed(seed)
         llm = cls.__new__(cls)
         llm._start(engine, encoding, name, seed)
         return llm
 
     def _start(self, engine: EngineLike, encoding: HarmonyEncoding, name: str, seed: int) -> None:
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise RequestError(f"seed is {seed!r}: it must be a whole number")
         self._engine = engine
         self.encoding = encoding
         """What renders prompts and parses answers."""
@@ -131,7 +131,7 @@ class LLM:
         """The checkpoint's name."""
         self.speaks = engine.speaks
         """Whether this process has the results: False in all but the first of several."""
-        self._ids = (f"{seed}-{number}" for number in itertools.count())
+        self._ids = map(f"{seed}-{{}}".format, itertools.count())  # which threads may draw from at once
         self._thread: EngineThread | None = None
         self._following = threading.Lock()
         self._followed = False
@@ -362,3 +362,8 @@ class LLM:
                 self._followed = True
                 self._engine.follow()
                 self._engine.close()
+
+
+def _check_seed(seed: object) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise RequestError(f"seed is {seed!r}: it must be a whole number")

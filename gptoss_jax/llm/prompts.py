@@ -210,11 +210,18 @@ def _changed(message: Message, kind: type[Any], changes: Mapping[str, Any], name
     if content is None:
         raise RequestError(f"{names} cannot be set: the {message.author.role.value} message is plain text")
     if kind is DeveloperContent:
-        for field in changes:
-            if getattr(content, field) is not None:
-                raise RequestError(f"{field} cannot be set: the conversation's developer message has its own")
+        changes = {field: _added(field, getattr(content, field), value) for field, value in changes.items()}
     parts = [part.model_copy(update=changes) if part is content else part for part in message.content]
     return message.model_copy(update={"content": parts})
+
+
+def _added(field: str, own: Any, value: Any) -> Any:
+    """A field of developer content with a value that it may not have yet."""
+    if own is None:
+        return value
+    if field == "tools" and not own.keys() & value.keys():
+        return {**own, **value}
+    raise RequestError(f"{field} cannot be set: the conversation's developer message has its own")
 
 
 def _is_list(value: object) -> bool:

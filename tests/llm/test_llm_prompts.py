@@ -17,6 +17,7 @@ from harmony import (
     Role,
     SystemContent,
     ToolDescription,
+    ToolNamespaceConfig,
 )
 from harmony.openai_formats import conversation_from_chat
 
@@ -114,6 +115,15 @@ def test_a_conversations_own_system_and_developer_message_stay_and_are_completed
     assert made[1].content[0] == DeveloperContent(instructions="Be brief.").with_function_tools(functions)
     assert given[0].content[0].reasoning_effort is ReasoningEffort.MEDIUM, "the caller's own is not touched"
     assert given[1].content[0].tools is None
+
+
+def test_functions_join_other_tools_of_a_developer_message() -> None:
+    other = ToolNamespaceConfig(name="files", tools=[ToolDescription(name="read")])
+    developer = Message.from_role_and_content(Role.DEVELOPER, DeveloperContent().with_tools(other))
+    made = conversation_of([developer, USER], {"tools": [TOOL]}).messages
+    assert set(made[1].content[0].tools) == {"files", "functions"}
+    with pytest.raises(RequestError, match=r"^tools cannot be set: the conversation's developer message has"):
+        conversation_of(made, {"tools": [TOOL]})
 
 
 def test_instructions_join_those_of_a_list_of_chat_messages(encoding: HarmonyEncoding) -> None:

@@ -105,7 +105,7 @@ def test_coroutine_functions_may_be_tools(answering, run_tools) -> None:
         return {"a": a}
 
     run = run_tools(answering(playing(use("functions.slow", '{"a":1}'), say("Done."))), "x", {"slow": slow})
-    assert results(run) == [("functions.slow", '{"a": 1}')]
+    assert results(run) == [("functions.slow", '{"a":1}')]
 
 
 def test_calls_in_the_last_round_are_not_run(answering, run_tools) -> None:
