@@ -258,7 +258,8 @@ def everything(count, random):
 @given(seed=SEEDS)
 def test_a_draw_depends_on_its_own_row_alone(seed):
     random = np.random.default_rng(seed)
-    logits = random.normal(scale=2.0, size=(6, VOCABULARY))
+    # Rows of very different heights, as one row's must not set the scale of another's.
+    logits = random.normal(scale=2.0, size=(6, VOCABULARY)) + random.normal(scale=100.0, size=(6, 1))
     rows, inputs = everything(6, random)
     together = sample(logits, samplers(6, **rows), **inputs)
     order = random.permutation(6)
@@ -278,7 +279,7 @@ def test_a_draw_depends_on_its_own_row_alone(seed):
         )
         assert alone.tokens[0] == together.tokens[row]
         assert np.array_equal(alone.top_ids[0], together.top_ids[row])
-        np.testing.assert_allclose(alone.logprobs[0], together.logprobs[row], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(alone.logprobs[0], together.logprobs[row], atol=1e-4)
 
 
 @settings(max_examples=15, deadline=None)
