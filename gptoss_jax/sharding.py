@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from checkpoints.config import ModelConfig
 
@@ -130,7 +130,7 @@ def make_mesh(
     return Mesh(np.array(devices).reshape(tuple(shape)), AXES)
 
 
-def shape_of(mesh: Mesh) -> MeshShape:
+def shape_of(mesh: Mesh | AbstractMesh) -> MeshShape:
     """The sizes of a mesh's axes."""
     return MeshShape(*(mesh.shape[axis] for axis in AXES))
 

@@ -11,7 +11,10 @@ from gptoss_jax.sharding import TENSOR, sum_over
 
 
 class Linear(nnx.Module):
-    """x → x·Wᵀ + b, with `weight` [out, in] as published; products accumulate in float32."""
+    """x → x·Wᵀ + b, with `weight` [out, in] as published; products accumulate in float32.
+
+    The weight may have columns of zeros behind its own.
+    """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs):
         scale = inputs**-0.5
@@ -28,7 +31,10 @@ class Linear(nnx.Module):
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
 
     def _products(self, x: jax.Array) -> jax.Array:
-        return jnp.einsum("...i,oi->...o", x, self.weight[...], preferred_element_type=jnp.float32)
+        weight = self.weight[...]
+        if weight.shape[1] > x.shape[-1]:
+            x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, weight.shape[1] - x.shape[-1])])
+        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
 
 
 class SummedLinear(Linear):

@@ -18,6 +18,9 @@ from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, tiling
 from pallas_kernels.mxfp4.tiled import Form, TiledWeights
 from pallas_kernels.routing import Route, route, spread_experts
 
+Arrangements = tuple[tiling.Arrangement, tiling.Arrangement]
+"""How the TPU kernel's gate_up and down are stored."""
+
 
 class PackedMap(nnx.Module):
     """One linear map per expert, in MXFP4: `blocks` and `scales` uint8, `bias` in the model's dtype."""
@@ -71,10 +74,22 @@ class TiledMap(nnx.Module):
 
 
 class TiledExperts(nnx.Module):
-    """As `Experts`, with weights rearranged for the TPU kernel; their values are the same."""
+    """As `Experts`, with weights rearranged for the TPU kernel; their values are the same.
 
-    def __init__(self, experts: Experts, form: Form, mesh: Mesh | None = None):
-        tiled = _tiled((experts.gate_up.arrays(), experts.down.arrays()), form, mesh)
+    How the scales are stored depends on their values, unless `arrangements` of gate_up and down are given.
+    """
+
+    def __init__(
+        self,
+        experts: Experts,
+        form: Form,
+        mesh: Mesh | None = None,
+        arrangements: Arrangements | None = None,
+    ):
+        maps = experts.gate_up.arrays(), experts.down.arrays()
+        if arrangements is None:
+            arrangements = tiling.arrangement_of(maps[0], form), tiling.arrangement_of(maps[1], form)
+        tiled = _tiled(maps, form, arrangements, mesh)
         self.limit, self.total = experts.limit, experts.total
         self.gate_up = TiledMap(tiled.gate_up)
         self.down = TiledMap(tiled.down)
@@ -86,12 +101,13 @@ class TiledExperts(nnx.Module):
         )
 
 
-def _tiled(maps: tuple[PackedLinear, PackedLinear], form: Form, mesh: Mesh | None) -> tiling.TiledExperts:
+def _tiled(
+    maps: tuple[PackedLinear, PackedLinear], form: Form, arrangements: Arrangements, mesh: Mesh | None
+) -> tiling.TiledExperts:
     """The maps as the TPU kernel reads them, each device's experts on that device."""
-    if mesh is None:
-        return tiling.tile_experts(*maps, form)
-    arrangements = tuple(tiling.arrangement_of(linear, form) for linear in maps)
     tile = functools.partial(tiling.tile_experts, form=form, arrangements=arrangements)
+    if mesh is None:
+        return tile(*maps)
     by_expert = split("experts")
     spread = jax.shard_map(tile, mesh=mesh, in_specs=by_expert, out_specs=by_expert, check_vma=False)
     return jax.jit(spread)(*maps)
