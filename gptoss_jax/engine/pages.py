@@ -214,10 +214,9 @@ class PageStore:
 
     def _keys(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
         """The whole pages within the first `length` tokens, as bytes."""
-        data = array("i", tokens[: max(0, length)])
-        step = self.page_size * data.itemsize
-        raw = data.tobytes()
-        return (raw[begin : begin + step] for begin in range(0, len(raw) - step + 1, step))
+        size = self.page_size
+        for begin in range(0, length - size + 1, size):
+            yield array("i", tokens[begin : begin + size]).tobytes()
 
     def _path(self, tokens: Sequence[int], length: int) -> Iterator[_Node]:
         """The nodes of the first `length` tokens, as far as there are any."""

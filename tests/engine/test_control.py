@@ -483,6 +483,19 @@ def test_a_grammar_that_gives_up_ends_the_completion_and_nothing_else():
     assert control.advance(drawn) == Verdict(5, finish="length")
 
 
+def test_the_budget_leads_a_real_grammar_from_analysis_to_its_document():
+    pytest.importorskip("llguidance")
+    from gptoss_jax.engine.grammar import Grammar, GrammarCompiler
+
+    matcher = GrammarCompiler(encoding(), 201_088).compile(Grammar.regex("[0-9]{2}"))
+    control = make_control(matcher=matcher, reasoning_budget=2)
+    drawn = encode("<|channel|>analysis<|message|>") + words(2)
+    assert control.advance(drawn) == Verdict(len(drawn), tuple(encode(TO_FINAL)))
+    assert control.advance([*encode("42"), *words(1)]) == Verdict(1)
+    assert control.grammar_complete is True
+    assert control.advance(encode("<|return|>")) == Verdict(1, finish="stop")
+
+
 # The same, however the tokens come
 
 
@@ -557,7 +570,7 @@ def generate(control: Control, device: Device, steps, stops: frozenset[int]):
                 tokens += verdict.forced
                 flights.clear()
                 changed = True
-            elif verified or (not flights and (armed <= 0 or stopped)):
+            elif control.verifies or (not flights and (armed <= 0 or stopped)):
                 changed = True
 
 
