@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gptoss_jax.engine.grammar import Grammar, GrammarError, grammar_from_body
+from harmony import DeveloperContent, Message, Role, load_harmony_encoding
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -114,3 +115,17 @@ def test_formats_of_the_wrong_shape_are_refused_by_name(form):
         grammar_from_body({"text": 5, "response_format": 5}, form)
     with pytest.raises(GrammarError, match="strict is 1"):
         grammar_from_body({"tools": [tool(form, "f", strict=1)]}, form)
+
+
+def test_the_schema_is_described_to_the_model_without_changing_the_message_given():
+    developer = DeveloperContent(instructions="Be brief.")
+    described = Grammar.json_schema(SCHEMA).described_in(developer, "answer", "What to say.")
+    message = Message.from_role_and_content(Role.DEVELOPER, described)
+    text = (
+        "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Response Formats\n\n## answer\n\n"
+        '// What to say.\n{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}<|end|>'
+    )
+    encoding = load_harmony_encoding()
+    assert encoding.decode(encoding.render(message)) == text
+    assert developer == DeveloperContent(instructions="Be brief.")
+    assert Grammar.regex("a").described_in(developer) == developer

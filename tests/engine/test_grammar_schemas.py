@@ -27,12 +27,12 @@ def sampled(schema, seed, **model):
     return ENCODING.decode(token for token in tokens if token != ENCODING.return_), matcher
 
 
-def test_every_document_that_completes_is_valid_with_random_weights_at_temperature_one_and_a_half():
+def test_every_document_that_completes_is_valid_with_random_weights_at_high_temperatures():
     complete, refused, tried = 0, [], 0
     for seed in range(SCHEMAS + 60):
         schema = SchemaMaker(seed).make()
         try:
-            text, matcher = sampled(schema, seed)
+            text, matcher = sampled(schema, seed, temperature=2.0 if seed % 2 else 1.5)
         except GrammarError as error:
             refused.append((schema, str(error)))
             continue

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from gptoss_jax.engine.request import RequestError
+from harmony import DeveloperContent
 from harmony.api_fields import FUNCTION_NAME
 from harmony.errors import shown
 
@@ -104,6 +105,19 @@ class Grammar:
     ) -> Grammar:
         """The same final content, or a call of one of the functions."""
         return dataclasses.replace(self, functions=_functions(functions), choice=choice)
+
+    def described_in(
+        self, developer: DeveloperContent, name: str = "answer", description: str | None = None
+    ) -> DeveloperContent:
+        """A developer message's content with the final content's schema under `# Response Formats`.
+
+        The model was trained to see it there; enforcing alone makes it valid, not good. Final content that no
+        schema describes adds nothing.
+        """
+        shown_to_model = developer.model_copy()
+        if self.final is None or self.final.kind != "json_schema":
+            return shown_to_model
+        return shown_to_model.with_response_format(name, json.loads(self.final.text), description)
 
     @property
     def must_call(self) -> bool:

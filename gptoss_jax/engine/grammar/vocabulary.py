@@ -53,8 +53,10 @@ class _Tokens:
     def __init__(self, encoding: HarmonyEncoding, rows: int) -> None:
         # No grammar ends in this token, so llguidance never offers it: all of ours end in return or call.
         self.eos_token_id = encoding.end_of_text
-        self.tokens = [encoding.token_bytes(token) or b"" for token in range(rows)]
-        self.special_token_ids = [token for token in range(rows) if encoding.is_special_token(token)]
+        ordinary = encoding.ordinary_tokens[:rows]
+        others = range(len(ordinary), rows)
+        self.tokens = ordinary + [encoding.token_bytes(token) or b"" for token in others]
+        self.special_token_ids = [token for token in others if encoding.is_special_token(token)]
         self._encode = encoding.encode_ordinary
 
     def __call__(self, text: str) -> list[int]:
