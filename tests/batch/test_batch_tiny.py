@@ -73,15 +73,15 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def run(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Row]]:
-    """Runs lines on one engine and gives the rows by id, without what depends on the time or the place."""
+def run(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Runs lines on one engine and gives what was said by id, or what `read` makes of the output."""
     checkpoint = open_checkpoint("tiny")
     encoding = load_encoding_for(checkpoint)
     stops = [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
-    engine = Engine(load(checkpoint), stops, slots=SLOTS, max_length=MAX_LENGTH)
+    engine = Engine(load(checkpoint), stops, encoding=encoding, slots=SLOTS, max_length=MAX_LENGTH)
     folder = tmp_path_factory.mktemp("runs")
 
-    def run(lines: list[str], temperature: float = 0.0) -> dict[str, Row]:
+    def run(lines: list[str], temperature: float = 0.0, read: Callable[..., Any] = by_id) -> Any:
         (folder / "in.jsonl").write_text("".join(lines), encoding="utf-8")
         run_batch(
             folder / "in.jsonl",
@@ -92,7 +92,7 @@ def run(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
             date=DATE,
             overwrite=True,
         )
-        return by_id(folder / "out.jsonl")
+        return read(folder / "out.jsonl")
 
     return run
 
@@ -116,11 +116,17 @@ def by_id(path: Path) -> dict[str, Row]:
 
 
 def what_was_said(row: Row) -> Row:
-    """A row's text, reasoning, calls and token counts, whatever its form."""
+    """A row's text, reasoning, calls and token counts, whatever its form.
+
+    Without the count of cached tokens: it alone depends on what else runs, and on what ran before.
+    """
     assert row["error"] is None, row
     if "response" not in row:
-        return {name: row[name] for name in ("text", "reasoning", "usage")} | {
-            "calls": calls(row["tool_calls"])
+        return {
+            "text": row["text"],
+            "reasoning": row["reasoning"],
+            "usage": counts(row["usage"]),
+            "calls": calls(row["tool_calls"]),
         }
     body = row["response"]["body"]
     if body["object"] == "chat.completion":
@@ -129,7 +135,7 @@ def what_was_said(row: Row) -> Row:
         return {
             "text": text,
             "reasoning": reasoning,
-            "usage": body["usage"],
+            "usage": counts(body["usage"]),
             "calls": calls(message.get("tool_calls", [])),
         }
     parts = {"message": "", "reasoning": ""}
@@ -140,9 +146,15 @@ def what_was_said(row: Row) -> Row:
     return {
         "text": parts["message"],
         "reasoning": parts["reasoning"],
-        "usage": body["usage"],
+        "usage": counts(body["usage"]),
         "calls": calls(made),
     }
+
+
+def counts(usage: Row) -> Row:
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        usage.get(name, {}).pop("cached_tokens", None)
+    return usage
 
 
 def calls(made: list[Row]) -> list[tuple[str, Any]]:
@@ -171,6 +183,85 @@ def test_a_row_says_the_same_alone_among_others_and_in_any_order(run, examples, 
     for line in (lines[0], lines[-1]):
         ((name, said),) = run([line], temperature).items()
         assert said == together[name]
+
+
+CITY = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Oslo", "Rome"]}, "size": {"type": "integer", "minimum": 0}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def bodies(path: Path) -> dict[int, Row]:
+    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+    return {row["line"]: row.get("response", {}).get("body", row) for row in rows}
+
+
+def test_strict_schemas_and_forced_calls_hold_at_a_high_temperature(run):
+    """Each document that is complete is valid, one that is not says so, and the neighbours are as ever."""
+    schema = {"name": "city", "strict": True, "schema": CITY}
+    lines = []
+    for index in range(8):
+        asked = [{"role": "user", "content": f"Which city is number {index}?"}]
+        shared = {"temperature": 1.5, "seed": index, "reasoning": {"max_tokens": 20}}
+        chat = {"messages": asked, **shared, "n": 2}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        tools = [{"type": "function", "name": "add", "strict": True, "parameters": ADD}]
+        response = {"input": asked, **shared, "tools": tools, "tool_choice": "required"}
+        lines += [
+            {"custom_id": f"c{index}", "url": "/v1/chat/completions", "body": chat},
+            {"custom_id": f"r{index}", "url": "/v1/responses", "body": response},
+            {"id": f"p{index}", "prompt": f"What is {index} + 5?", "temperature": 0},
+        ]
+    rows = run([json.dumps(line) + "\n" for line in lines], 1.0, bodies)
+    whole = 0
+    for index in range(8):
+        for choice in rows[3 * index + 1]["choices"]:
+            assert choice["finish_reason"] in ("stop", "length")
+            if choice["finish_reason"] == "stop":
+                city = json.loads(choice["message"]["content"])
+                assert set(city) == {"name", "size"}
+                assert city["name"] in ("Oslo", "Rome") and city["size"] >= 0
+                whole += 1
+        response = rows[3 * index + 2]
+        call = response["output"][-1]
+        assert (response["status"] == "completed") == (call["type"] == "function_call")
+        if response["status"] == "completed":
+            numbers = json.loads(call["arguments"])
+            assert call["name"] == "add" and set(numbers) == {"a", "b"}
+            assert all(isinstance(number, int) for number in numbers.values())
+            whole += 1
+        assert rows[3 * index + 3]["text"] == f"{index} + 5 = {index + 5}."
+    assert whole >= 12
+
+
+def test_samples_and_logprobs_of_the_tiny_model(run):
+    line = {"id": "x", "prompt": "What is 56 plus 78?", "reasoning_effort": "low"}
+    asked = {"temperature": 1, "n": 3, "logprobs": True, "top_logprobs": 4}
+    rows = run([json.dumps({**line, **asked}) + "\n", json.dumps({**line, "id": "y"}) + "\n"], 0.0, bodies)
+    samples = rows[1]["samples"]
+    assert len(samples) == 3
+    for sample in samples:
+        entries = sample["logprobs"]["content"]
+        assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == sample["text"]
+        for entry in entries:
+            likely = [top["logprob"] for top in entry["top_logprobs"]]
+            assert likely == sorted(likely, reverse=True) and len(likely) == 4
+            assert entry["logprob"] <= likely[0] <= 0
+    assert rows[2]["text"] == "56 + 78 = 134."
+
+
+def test_a_stop_string_ends_the_tiny_models_answer_before_it(run):
+    line = {"id": "x", "prompt": "What is 56 plus 78?", "reasoning_effort": "low", "stop": [" ="]}
+    row = run([json.dumps(line) + "\n"], 0.0, bodies)[1]
+    assert (row["text"], row["finish_reason"]) == ("56 + 78", "stop")
 
 
 def test_the_command_killed_thrice_answers_as_if_it_had_not_been(answered, compiled, tmp_path):
