@@ -31,6 +31,10 @@ _HOMES = {
 __all__ = ["LLM", "ChannelLimit", "Generation", "RequestError", "Sample", "SamplingParams"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
 def __getattr__(name: str) -> Any:
     """Loads a name at its first use: the commands that need no JAX should not wait for it."""
     if name not in _HOMES:

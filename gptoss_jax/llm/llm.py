@@ -83,18 +83,19 @@ class LLM:
         checkpoint: str | Path = "tiny",
         *,
         dtype: DTypeLike | None = None,
-        mesh: Mesh | None = None,
+        mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
         slots: int | None = None,
         max_length: int | None = None,
         seed: int = 0,
         **options: Any,
     ) -> None:
-        """Loads a checkpoint.
+        """Loads a checkpoint. Compiled programs are kept for the next run: see `keep_compiled`.
 
         Args:
             checkpoint: a checkpoint's folder, or "tiny" for the one in the package.
             dtype: what the model computes in: float32 or bfloat16; by default what suits the device.
-            mesh: the devices the model is spread over.
+            mesh: how the model is spread over devices: a mesh of `gptoss_jax.sharding`, the sizes of its axes
+                (data, expert, tensor), or a dictionary of those that are not 1; by default what suits it.
             slots: requests that decode side by side.
             max_length: the longest sequence, prompt and completion together, in tokens.
             seed: of all random draws of requests without a seed of their own.
@@ -102,11 +103,14 @@ class LLM:
 
         Raises:
             checkpoints.config.CheckpointError: the checkpoint is none.
+            gptoss_jax.sharding.ShardingError: the mesh does not fit the devices or the model.
             RequestError: an option is not what it must be.
         """
+        from gptoss_jax.compilation_cache import keep_compiled
         from gptoss_jax.llm.loading import load_engine
 
         _check_seed(seed)
+        keep_compiled()
         engine, encoding, opened = load_engine(
             checkpoint, dtype=dtype, mesh=mesh, slots=slots, max_length=max_length, **options
         )

@@ -17,6 +17,7 @@ import gptoss_jax
 from checkpoints import CheckpointError
 from gptoss_jax import LLM, RequestError, SamplingParams
 from gptoss_jax.llm import Finished, ReasoningDelta, TextDelta
+from gptoss_jax.sharding import ShardingError
 
 GREEDY = SamplingParams(temperature=0)
 QUESTION, ANSWER = "What is 214 + 387?", "214 + 387 = 601."
@@ -24,8 +25,10 @@ QUESTION, ANSWER = "What is 214 + 387?", "214 + 387 = 601."
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("tiny", dtype="float32", slots=4, max_length=512, prefill_tokens=32) as made:
-        yield made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPTOSS_JAX_CACHE", "")  # tests leave nothing in the home folder
+        with LLM("tiny", dtype="float32", slots=4, max_length=512, prefill_tokens=32) as made:
+            yield made
 
 
 def test_prompts_of_all_forms_are_answered_together(llm: LLM) -> None:
@@ -136,6 +139,14 @@ def test_examples_run(example, says, llm: LLM, capsys, monkeypatch) -> None:
         ({"slots": 0}, RequestError, r"^slots is 0: it must be a whole number from 1$"),
         ({"seed": "a"}, RequestError, r"^seed is 'a': it must be a whole number$"),
         ({"slot": 3}, TypeError, "slot"),
+        ({"mesh": (1, 2, 1)}, ShardingError, r"^the mesh \(data 1, expert 2, tensor 1\) has 2 devices"),
+        ({"mesh": (1, 1, 1, 1)}, RequestError, r"^mesh is \(1, 1, 1, 1\): it must be a mesh, or sizes of"),
+        ({"mesh": {"data": 2}}, ShardingError, r"^the mesh \(data 2, expert 1, tensor 1\) has 2 devices"),
+        (
+            {"mesh": {"model": 2}},
+            RequestError,
+            r"^mesh is {'model': 2}: it must be a mesh, or sizes of the",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_in_one_line(options, error, says) -> None:
