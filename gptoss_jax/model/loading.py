@@ -84,7 +84,7 @@ def tile_experts_of(
 def abstract_model(
     config: ModelConfig, dtype: DTypeLike, mesh: Mesh | AbstractMesh, form: Form | None = None
 ) -> Transformer:
-    """The model that `load` makes, with a `jax.ShapeDtypeStruct`, spread over the mesh, in place of each array.
+    """The model that `load` makes, with a `jax.ShapeDtypeStruct` on the mesh in place of each array.
 
     `form`: that of experts rearranged for the TPU kernel, their scales narrow; None leaves them as published.
     """

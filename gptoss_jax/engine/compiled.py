@@ -1,0 +1,341 @@
+"""The engine's steps through the TPU compiler, where there is no TPU: do they fit, and what do they copy?
+
+The package libtpu holds the real compiler, and jax can describe a slice of TPUs to it. From the shapes of a
+model, its cache and its slots alone, this module compiles the very steps that an engine runs there and reads
+off the program what the compiler decided about memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from checkpoints.config import GPT_OSS_20B, GPT_OSS_120B, ModelConfig
+from gptoss_jax.engine.options import Bucket, EngineOptions, lay_out
+from gptoss_jax.engine.request import RequestError
+from gptoss_jax.engine.shapes import EngineShapes, device_bytes
+from gptoss_jax.engine.steps import Steps
+from gptoss_jax.sharding import ShardingError, make_mesh, shape_of
+from pallas_kernels.expert_matmul import form_for
+from pallas_kernels.platform import Chip, using
+
+GIB = 2**30
+
+LARGEST_COPY = 64 << 20
+"""Bytes that a decode step may copy at once; weights and caches are larger."""
+
+LEAST_SPARE = int(0.3 * GIB)
+"""Bytes of a device that must be left."""
+
+MOST_PADDING = 0.03
+"""What the compiler may add to the arrays that a step is given, as a part of them."""
+
+LIMITS: dict[Chip, int] = {
+    "v5e": int(15.75 * GIB),
+    "v5p": int(95.73 * GIB),
+    "v6e": int(31.24 * GIB),
+    "7x": int(94.74 * GIB),
+}
+"""Bytes of a device that programs may use: what the compiler names when one needs more."""
+
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
+TOPOLOGIES: dict[str, Chip] = {
+    **{f"v5e:{size}": "v5e" for size in _FLAT},
+    **{f"v6e:{size}": "v6e" for size in _FLAT},
+    **{f"v5p:{size}": "v5p" for size in _CUBES},
+    **{f"tpu7x:{size}": "7x" for size in _CUBES},
+}
+"""Slices that are rented out, by the compiler's name for them; it would accept others, too."""
+
+_ONE_HOST = {"1x1": (1, 1, 1), "2x4": (2, 4, 1), "1x1x1": (1, 1, 1)}
+"""Chips that are one machine; the compiler would assume machines of four."""
+
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # Any type: libtpu warns if it finds none, and the topologies described here do not depend on it.
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+}
+
+MODELS = {"20b": GPT_OSS_20B, "120b": GPT_OSS_120B}
+
+
+class Target(NamedTuple):
+    """A model on a slice, with so many slots on all of it."""
+
+    model: str
+    topology: str
+    slots: int
+
+
+TARGETS = (
+    Target("20b", "v5e:1x1", 8),
+    Target("20b", "v6e:1x1", 64),
+    Target("120b", "v5e:2x4", 64),
+    Target("120b", "v6e:2x2", 64),
+    Target("120b", "v5p:1x1x1", 64),
+    Target("120b", "tpu7x:1x1x1", 64),
+    Target("120b", "v5e:4x4", 64),
+)
+"""What this engine is made to fit on, with sequences of 8,192 tokens; the last one is four machines."""
+
+
+class CompileError(RuntimeError):
+    """There is no compiler here, or no such topology: the message is one line and says what there is."""
+
+
+class StepError(CompileError):
+    """The compiler refuses a step; the message is one line with its reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMemory:
+    """What a compiled step does to one device's memory, in bytes.
+
+    `arrays`: the arguments that the step reads, by their shapes, each device's part. `arguments`: what
+    the compiler takes for them. `temporaries`: beside them, while it runs, the program included. `outputs`:
+    those that do not take the place of an argument. `resident`: all that an engine keeps there between
+    steps, read by this one or not. `copies`: instructions that copy more than `LARGEST_COPY`. `unaliased`:
+    donated arrays whose memory is not used again. The seconds are those of processors, for lowering and for
+    compiling.
+    """
+
+    name: str
+    arrays: int
+    arguments: int
+    temporaries: int
+    outputs: int
+    resident: int
+    limit: int
+    copies: tuple[str, ...]
+    unaliased: int
+    lower_seconds: float
+    compile_seconds: float
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the device in use while the step runs, arrays that it does not read included."""
+        return self.resident + self.temporaries + self.outputs
+
+    @property
+    def spare(self) -> int:
+        """Bytes that are left."""
+        return self.limit - self.peak
+
+    def complaints(self) -> list[str]:
+        """What is wrong with the step, a line each: it must leave some memory, copy nothing large and hold
+        nothing twice. Only decoding is held to the copies: a prefill step moves that much in activations."""
+        found = []
+        if self.spare < LEAST_SPARE:
+            found.append(f"{self.spare / GIB:.2f} GiB are left: it must be {LEAST_SPARE / GIB}")
+        if self.arguments > (1 + MOST_PADDING) * self.arrays:
+            found.append(f"{self.arguments / self.arrays - 1:.1%} of padding in the arguments")
+        if self.unaliased:
+            found.append(f"{self.unaliased} arrays of the cache and the slots are held twice")
+        if self.name == "decode":
+            found += [f"copies {copy}" for copy in self.copies]
+        return found
+
+
+def described_devices(topology: str) -> list[jax.Device]:
+    """The devices of a slice of TPUs that need not be there. Raises `CompileError`."""
+    if topology not in TOPOLOGIES:
+        raise CompileError(f"topology is {topology!r}: it must be one of {', '.join(TOPOLOGIES)}")
+    if importlib.util.find_spec("libtpu") is None:
+        raise CompileError("libtpu, the TPU compiler, is not installed here: pip install libtpu")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from jax.experimental import topologies
+
+    size = topology.partition(":")[2]
+    bounds = {"chips_per_host_bounds": _ONE_HOST[size]} if size in _ONE_HOST else {}
+    description = topologies.get_topology_desc(platform="tpu", topology_name=topology, **bounds)
+    return list(description.devices)
+
+
+class EngineOnTPU:
+    """An engine for a described slice of TPUs, made of shapes only: nothing of it is ever in memory.
+
+    `steps` are those that an engine runs there, `layout` what its options come to. Raises `CompileError`, and
+    what an engine raises for options that do not fit the model.
+    """
+
+    def __init__(self, config: ModelConfig, topology: str, options: EngineOptions):
+        devices = described_devices(topology)
+        self.chip = TOPOLOGIES[topology]
+        mesh = make_mesh(config, devices=devices)
+        self.shape = shape_of(mesh)
+        self.layout = lay_out(options, config, self.shape, jnp.bfloat16)
+        self.shapes = EngineShapes(config, mesh, self.layout, jnp.bfloat16, form_for(self.chip))
+        self.steps = Steps(self.shapes.model, mesh, self.layout.decode_steps)
+
+    def measure(self) -> Iterator[StepMemory]:
+        """Compiles the decode step, then the largest prefill step. Raises `CompileError`."""
+        yield self.measure_decode()
+        yield self.measure_prefill(self.layout.buckets[-1])
+
+    def measure_decode(self) -> StepMemory:
+        """Compiles the decode step."""
+        arguments = (self.steps.parameters, self.shapes.cache, *self.shapes.decode_inputs())
+        return self._measure("decode", self.steps.decode, arguments, (1, 2), device_bytes(arguments))
+
+    def measure_prefill(self, bucket: Bucket) -> StepMemory:
+        """Compiles the prefill step of a bucket. While it runs, what decoding needs stays where it is."""
+        arguments = (self.steps.parameters, self.shapes.cache, self.shapes.chunk(bucket))
+        resident = device_bytes((arguments, self.shapes.decode_inputs()))
+        name = f"prefill {bucket.rows} x {bucket.tokens}"
+        return self._measure(name, self.steps.prefill, arguments, (1,), resident)
+
+    def _measure(
+        self, name: str, step: Any, arguments: tuple[Any, ...], donated: tuple[int, ...], resident: int
+    ) -> StepMemory:
+        start = time.process_time()
+        try:
+            with using("tpu", self.chip):
+                lowered = step.lower(*arguments)
+            middle = time.process_time()
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:  # the reason stands in the first line
+            raise StepError(f"{name}: {str(error).strip().partition(chr(10))[0]}") from error
+        end = time.process_time()
+        memory, text = compiled.memory_analysis(), compiled.as_text()
+        read = _entry_bytes(text)
+        return StepMemory(
+            name=name,
+            arrays=read,
+            arguments=memory.argument_size_in_bytes,
+            temporaries=max(
+                memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
+                memory.peak_memory_in_bytes - memory.argument_size_in_bytes,
+            ),
+            outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            resident=resident + memory.argument_size_in_bytes - read,
+            limit=LIMITS[self.chip],
+            copies=tuple(large_copies(text)),
+            unaliased=len(jax.tree.leaves([arguments[index] for index in donated])) - _aliased(text),
+            lower_seconds=middle - start,
+            compile_seconds=end - middle,
+        )
+
+
+_TYPE_BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}
+_ARRAY = re.compile(r"\b(pred|bf16|f\d+(?:e\w+)?|[su]\d+)\[([\d,]*)\](\{[^}]*\})?")
+_COPY = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) (copy|copy-start|transpose)\(")
+
+
+def _array_bytes(dtype: str, sizes: str) -> int:
+    digits = re.match(r"[a-z]+(\d+)", dtype)
+    bits = _TYPE_BITS.get(dtype) or int(digits[1] if digits else 8)
+    return math.prod(int(size) for size in sizes.split(",") if size) * bits // 8
+
+
+def _entry_bytes(text: str) -> int:
+    """Bytes of a program's arguments, by their shapes."""
+    layout = text[text.index("entry_computation_layout={(") :].partition(")->")[0]
+    return sum(_array_bytes(dtype, sizes) for dtype, sizes, _ in _ARRAY.findall(layout))
+
+
+def _aliased(text: str) -> int:
+    """How many outputs of a program take the place of an argument."""
+    return len(re.findall(r"\}: \(\d+, \{\}, (?:may|must)-alias\)", text.partition("\n")[0]))
+
+
+def large_copies(text: str, largest: int = LARGEST_COPY) -> Iterator[str]:
+    """The instructions of a program that copy or transpose more than so many bytes within the main memory,
+    each as `name type[sizes]`. What is copied to the vector memory, S(1), is only read ahead of its use."""
+    for line in text.splitlines():
+        match = _COPY.match(line)
+        if match is None:
+            continue
+        found = _ARRAY.search(match[2])
+        if found is None or "S(1)" in (found[3] or ""):
+            continue
+        if _array_bytes(found[1], found[2]) > largest:
+            yield f"{match[1]} {found[1]}[{found[2]}]"
+
+
+def report(target: Target, options: EngineOptions) -> Iterator[dict[str, Any]]:
+    """Compiles a target's steps; a row of the table for each. Raises what `EngineOnTPU` does."""
+    engine = EngineOnTPU(
+        MODELS[target.model], target.topology, dataclasses.replace(options, slots=target.slots)
+    )
+    for step in engine.measure():
+        figures = dataclasses.asdict(step) | {"peak": step.peak, "spare": step.spare}
+        yield {**target._asdict(), "mesh": str(engine.shape), **figures, "complaints": step.complaints()}
+
+
+_COLUMNS = ("arguments", "temporaries", "peak", "limit", "spare")
+
+
+def _head() -> str:
+    titles = ("model", "slice", "slots", "step", *(f"{name} GiB" for name in _COLUMNS), "processor seconds")
+    return f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    figures = (f"{row[name] / GIB:.2f}" for name in _COLUMNS)
+    seconds = f"{row['lower_seconds'] + row['compile_seconds']:.0f}"
+    cells = (row["model"], f"`{row['topology']}`", str(row["slots"]), row["name"], *figures, seconds)
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit status: 0, 1 if a step does not compile or is not as it must be, 2 for a
+    wrong call."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gptoss_jax.engine.compiled",
+        description="Compile the engine's steps for TPUs, which need not be there, and print what they take.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", choices=tuple(MODELS), help="with --topology; default: all targets")
+    parser.add_argument("--topology", help="a slice, such as v5e:2x4")
+    parser.add_argument("--batch", type=int, default=64, help="slots on all devices together (default: 64)")
+    parser.add_argument("--context", type=int, default=8192, help="longest sequence (default: 8192)")
+    parser.add_argument("--json", action="store_true", help="print JSON, a step a line")
+    options = parser.parse_args(arguments)
+    jax.config.update("jax_platforms", "cpu")  # no device is wanted, even where there is one
+    if (options.model is None) != (options.topology is None):
+        return _fail("--model and --topology go together", 2)
+    chosen = TARGETS if options.model is None else (Target(options.model, options.topology, options.batch),)
+    status = 0
+    try:
+        # On CPUs, which this process runs on, an engine would take shorter chunks.
+        engine_options = EngineOptions(max_length=options.context, prefill_tokens=2048)
+        dataclasses.replace(engine_options, slots=options.batch)
+        for target in chosen:
+            described_devices(target.topology)
+        if not options.json:
+            print(_head())
+        for target in chosen:
+            for row in report(target, engine_options):
+                print(json.dumps(row) if options.json else _line(row), flush=True)
+                for complaint in row["complaints"]:
+                    status = _fail(f"{target.model} on {target.topology}, {row['name']}: {complaint}", 1)
+    except StepError as error:
+        return _fail(str(error), 1)
+    except (CompileError, RequestError, ShardingError) as error:
+        return _fail(str(error), 2)
+    return status
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"gptoss_jax.engine.compiled: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
