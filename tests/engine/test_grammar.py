@@ -215,6 +215,28 @@ def test_bounds_beyond_exact_floats_are_moved_in():
     assert not takes(grammar, FINAL + str(2**63) + "<|return|>")
 
 
+@pytest.mark.parametrize(
+    ("bound", "text"),
+    [
+        (1, "0.99999999999999999999"),
+        (1, "0.999999999"),
+        (1, "-3.5"),
+        (0.1, "0.0999999999999999999999"),
+        (1e6, "999999.99999999999999"),
+        (123456789.5, "123456789.49999999999"),
+        (123456789.5, "123456789.4"),
+        (2**53, "9007199254740991.9"),
+        (2**53, "9007199254740991"),
+    ],
+)
+def test_no_number_is_read_as_the_bound_that_it_must_not_reach(bound, text):
+    below = Grammar.json_schema({"type": "number", "exclusiveMaximum": bound})
+    assert takes(below, f"{FINAL}{text}<|return|>") is (float(text) < bound)
+    above = Grammar.json_schema({"type": "number", "exclusiveMinimum": -bound})
+    mirrored = text.removeprefix("-") if text.startswith("-") else f"-{text}"
+    assert takes(above, f"{FINAL}{mirrored}<|return|>") is (float(mirrored) > -bound)
+
+
 def test_guidance_within_a_schema_is_not_listened_to():
     schema = {**POINT, "x-guidance": {"lenient": True, "whitespace_flexible": True}}
     assert not takes(Grammar.json_schema(schema), FINAL + '{  "x":1}')

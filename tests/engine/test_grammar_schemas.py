@@ -29,7 +29,7 @@ def sampled(schema, seed, **model):
 
 def test_every_document_that_completes_is_valid_with_random_weights_at_high_temperatures():
     complete, refused, tried = 0, [], 0
-    for seed in range(SCHEMAS + 60):
+    for seed in range(SCHEMAS):
         schema = SchemaMaker(seed).make()
         try:
             text, matcher = sampled(schema, seed, temperature=2.0 if seed % 2 else 1.5)
@@ -37,14 +37,13 @@ def test_every_document_that_completes_is_valid_with_random_weights_at_high_temp
             refused.append((schema, str(error)))
             continue
         tried += 1
-        assert matcher.complete is matcher.finished or text.endswith(("}", "]", '"', "e", "l")), text
-        if matcher.finished:
-            complete += 1
-            try:
-                validate(text, schema)
-            except (ValueError, jsonschema.ValidationError) as error:
-                pytest.fail(f"seed {seed}: {text!r} does not meet {schema}: {error}")
-        if tried == SCHEMAS:
-            break
-    assert tried == SCHEMAS, refused
-    assert complete >= 280
+        if not matcher.complete:
+            assert not matcher.finished
+            continue
+        complete += 1
+        try:
+            validate(text, schema)
+        except (ValueError, jsonschema.ValidationError) as error:
+            pytest.fail(f"seed {seed}: {text!r} does not meet {schema}: {error}")
+    assert tried >= 310, refused
+    assert 280 <= complete < tried

@@ -7,6 +7,8 @@ its version 1.9.1:
   `minProperties` is refused where such keys would have to make it up;
 - numbers are read as 64-bit floats and written in as few digits as tell them apart, so bounds and constants
   beyond 2^53 are not exact: outer bounds are moved in to ±2^53, the others refused;
+- 0.99999999999999999999 is below 1, but who reads it as a float reads 1: where a bound is excluded, numbers
+  have so few digits after the point, nine at most, that they stay away from it;
 - with `\\uXXXX` allowed, such an escape hides the name of a known property from the check that an open key is
   another one: it is not allowed, and constants of control characters that have no other are refused;
 - the automaton of `multipleOf` grows with its digits: 12345789 takes minutes;
@@ -114,7 +116,7 @@ def _check_multiples(schema: dict[str, Any]) -> None:
         constraints = sum(key not in _ANNOTATIONS for key in part)
         is_merged |= bool(used) and (constraints > 1 or "allOf" in used)
         step = part.get("multipleOf")
-        if isinstance(step, (int, float)) and not isinstance(step, bool) and math.isfinite(step) and step:
+        if _is_number(step) and step:
             steps.append(abs(decimal.Decimal(repr(step))))
             if _coefficient(steps[-1:]) > MOST_MULTIPLE:
                 digits = f"its digits must make at most {MOST_MULTIPLE}"
@@ -223,12 +225,22 @@ def _made_exact(schema: Any, path: str) -> Any:
 def _bound(schema: dict[str, Any], path: str) -> None:
     for keys, sign in ((_UPPER, 1), (_LOWER, -1)):
         for key in keys:
-            value = schema.get(key)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) <= EXACT:
+            value: Any = schema.get(key)
+            if not _is_number(value) or abs(value) <= EXACT:
                 continue
             if value * sign < 0:
                 raise GrammarError(f"{path}: {key} is {value}: bounds beyond 2^53 cannot be kept exactly")
             schema[key] = sign * EXACT
+    excluded = [
+        schema[key] for key in ("exclusiveMinimum", "exclusiveMaximum") if _is_number(schema.get(key))
+    ]
+    if excluded and "multipleOf" not in schema and schema.get("type") != "integer":
+        whole_digits = max(len(str(int(abs(value)))) for value in excluded)
+        schema["multipleOf"] = float(f"1e-{max(0, min(9, 15 - whole_digits))}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_constant(value: Any, path: str) -> None:
