@@ -18,7 +18,7 @@ def line(i: int) -> object:
     if i % 10 == 9:
         return b'{"id": "torn' if i % 20 == 9 else {"id": "row 0", "prompt": "a duplicate"}
     if i % 3 == 0:
-        return {"id": f"row {i}", "prompt": f"text {i}"}
+        return {"id": f"row {i}", "prompt": f"text {i}", "n": 1 + i % 4}
     messages = [{"role": "user", "content": f"text {i}"}]
     if i % 3 == 1:
         url, body = "/v1/chat/completions", {"messages": messages}
@@ -59,5 +59,7 @@ def test_a_run_killed_at_ten_random_moments_has_each_row_once(write_lines, tmp_p
         if number % 10 == 0:
             assert row["error"]["code"] == ("invalid_json" if number % 20 == 10 else "duplicate_id")
         else:
-            answer = row.get("text") or json.dumps(row["response"]["body"])
-            assert f"You said: text {number - 1}" in answer
+            said = row if "id" in row and "custom_id" not in row else row["response"]["body"]
+            assert f"You said: text {number - 1}" in json.dumps(said)
+            if line(number - 1).get("n", 1) > 1:
+                assert len(row["samples"]) == line(number - 1)["n"]

@@ -8,6 +8,9 @@ import sys
 import pytest
 
 from gptoss_jax import cli
+from gptoss_jax.commands import options
+from gptoss_jax.engine.options import KV_DTYPES
+from gptoss_jax.sharding import AXES
 
 COMMANDS = ("batch", "generate", "convert", "inspect", "eval", "harmony", "bench")
 
@@ -39,6 +42,13 @@ def test_help_does_not_load_jax(arguments):
         (["batch", "in.jsonl", "--output", "o", "--date", "28.06.2025"], "YYYY-MM-DD, not '28.06.2025'"),
         (["batch", "in.jsonl", "--output", "o", "--effort", "huge"], "huge"),
         (["generate", "hi", "--dtype", "float16"], "float16"),
+        (["generate", "hi", "--kv-dtype", "int4"], "int4"),
+        (["generate", "hi", "--mesh", "tensor"], "like data=1,expert=2,tensor=4, not 'tensor'"),
+        (["generate", "hi", "--mesh", "tensor=0"], "'tensor=0'"),
+        (["generate", "hi", "--mesh", "tensor=2,tensor=2"], "'tensor=2,tensor=2'"),
+        (["generate", "hi", "--mesh", "model=2"], "'model=2'"),
+        (["generate", "hi", "--distributed", "here"], "auto or COORDINATOR:PORT,COUNT,INDEX, not 'here'"),
+        (["generate", "hi", "--distributed", "host:1,2,2"], "'host:1,2,2'"),
         (["eval", "chess"], "chess"),
         (["harmony", "sing"], "sing"),
         (["bench", "chess"], "chess"),
@@ -61,6 +71,11 @@ def test_wrong_use_is_code_2_and_names_the_value(arguments, words, capsys):
         (["generate", "hi", "--checkpoint", "missing"], "missing"),
         (["generate", "  "], "the text is empty"),
         (["eval", "tiny", "--checkpoint", "missing"], "missing"),
+        (["generate", "hi", "--mesh", "data=1000"], "has 1000 devices"),
+        (
+            ["generate", "hi", "--kv-dtype", "float32", "--max-length", "64", "--mesh", "tensor=99"],
+            "tensor 99",
+        ),
     ],
 )
 def test_wrong_input_is_code_2_and_one_line_that_names_it(arguments, words, capsys, tmp_path, monkeypatch):
@@ -71,6 +86,11 @@ def test_wrong_input_is_code_2_and_one_line_that_names_it(arguments, words, caps
     (line,) = captured.err.splitlines()
     assert line.startswith("gptoss-jax: ")
     assert words in line
+
+
+def test_the_options_name_what_the_engine_has():
+    assert options.KV_DTYPES == KV_DTYPES
+    assert options.AXES == AXES
 
 
 def test_a_wrong_setting_of_the_kernels_is_code_2_and_one_line(capsys, monkeypatch):
