@@ -13,6 +13,13 @@ from gptoss_jax.vocabulary import load_encoding_for
 from harmony import HarmonyEncoding
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_cache_at_home() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPTOSS_JAX_CACHE", "")
+        yield
+
+
 @pytest.fixture(scope="session")
 def encoding() -> HarmonyEncoding:
     return load_encoding_for(open_checkpoint("tiny"))

@@ -25,10 +25,8 @@ QUESTION, ANSWER = "What is 214 + 387?", "214 + 387 = 601."
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPTOSS_JAX_CACHE", "")  # tests leave nothing in the home folder
-        with LLM("tiny", dtype="float32", slots=4, max_length=512, prefill_tokens=32) as made:
-            yield made
+    with LLM("tiny", dtype="float32", slots=4, max_length=512, prefill_tokens=32) as made:
+        yield made
 
 
 def test_prompts_of_all_forms_are_answered_together(llm: LLM) -> None:
