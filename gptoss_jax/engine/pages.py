@@ -146,10 +146,6 @@ class PageStore:
             self._settle(node)
         self._trim()
 
-    def boundary(self, tokens: Sequence[int], computed: int) -> int:
-        """The last of `boundaries`: the longest prefix that is worth a snapshot; 0 if there is none."""
-        return max(self.boundaries(tokens, computed), default=0)
-
     def boundaries(self, tokens: Sequence[int], computed: int) -> list[int]:
         """The places beyond `computed` that are worth a snapshot and have none, in order.
 

@@ -63,8 +63,8 @@ class SamplingParams:
     stop: at most 16 strings that end the completion where one appears in a message's content.
     stop_token_ids: at most 16 token ids that end it, besides the model's own.
     logprobs: None for none, else how many of the likeliest tokens, up to 20, are listed with their
-        log-probabilities beside that of the chosen token. They are the model's own: of its logits as they are,
-        before temperature, penalties, bias and grammar.
+        log-probabilities beside that of the chosen token. They are the model's own: of its logits as they
+        are, before temperature, penalties, bias and grammar.
     reasoning_budget: tokens of analysis after which the model is moved to `final`.
     channel_limits: channel name → least and most content tokens; `reasoning_budget` is the short form of
         analysis' most.
@@ -155,10 +155,7 @@ class Request:
 
     def seed_words(self, sample: int = 0) -> tuple[int, int]:
         """The two 32-bit words that start the random stream of one of the request's samples."""
-        if self.sampling.seed is None:
-            seed = _hash64(self.id)
-        else:
-            seed = self.sampling.seed
+        seed = _hash64(self.id) if self.sampling.seed is None else self.sampling.seed
         if sample:
             seed = _hash64(f"{seed}\0{sample}")
         return (seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF

@@ -131,7 +131,7 @@ class Scheduler:
                 if row is not None:
                     copies.append(Copy(sequence.shard, sequence.slot, self._layout.slots + row))
                 shard.prefixes.discard(tuple(sequence.tokens[:end]))
-                sequence.boundary = 0
+                self._aim(shard, sequence)
         return copies
 
     def reserve(self, steps: int) -> list[Sequence]:
@@ -171,7 +171,7 @@ class Scheduler:
         )
         shard = self._shards[index]
         prefix = shard.store.match(sequence.tokens)
-        boundary = shard.store.boundary(sequence.tokens, prefix.length)
+        boundary = _next_boundary(shard, sequence, prefix.length)
         if boundary and tuple(sequence.tokens[:boundary]) in shard.prefixes:
             shard.store.release(prefix.pages)
             return "later"
@@ -186,13 +186,17 @@ class Scheduler:
         sequence.pages = prefix.pages + pages
         sequence.computed, sequence.fresh = prefix.length, prefix.snapshot is None
         sequence.cached = max(sequence.cached, prefix.length) if not sequence.generated else sequence.cached
-        sequence.boundary = boundary
-        if boundary:
-            shard.prefixes.add(tuple(sequence.tokens[:boundary]))
+        self._aim(shard, sequence)
         if prefix.snapshot is not None:
             copies.append(Copy(index, self._layout.slots + prefix.snapshot, sequence.slot))
         shard.running.append(sequence)
         return "started"
+
+    def _aim(self, shard: _Shard, sequence: Sequence) -> None:
+        """Sets the next prefix of a sequence that is to be saved for others."""
+        sequence.boundary = _next_boundary(shard, sequence, sequence.computed)
+        if sequence.boundary:
+            shard.prefixes.add(tuple(sequence.tokens[: sequence.boundary]))
 
     def _leave(self, sequence: Sequence) -> None:
         """Takes slot and pages from a sequence."""
@@ -218,3 +222,8 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, bucket: Bucket) -> int:
         return sequence.computed + min(bucket.tokens, self._left(sequence))
+
+
+def _next_boundary(shard: _Shard, sequence: Sequence, computed: int) -> int:
+    """The next place after `computed` tokens where prompts part, so that others could go on from there; or 0."""
+    return min(shard.store.boundaries(sequence.tokens, computed), default=0)

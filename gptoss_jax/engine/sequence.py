@@ -15,7 +15,8 @@ class Sequence:
     `tokens`: prompt and completion, as far as the host accepted it. `computed`: how many of them are in the
     cache. The last token never is: it is fed by the step that draws the next one, so a sequence decodes as
     soon as `computed` is one less than its tokens. Until then, be they a prompt's, forced ones, or those of a
-    sequence that had to give its pages away, they are prefilled. `fresh`: its ring still holds another's tokens.
+    sequence that had to give its pages away, they are prefilled. `fresh`: its ring still holds another's
+    tokens.
 
     `order`: who came first. `shard`, `slot`, `pages`: where it is, while it runs. `epoch` counts how often
     the host changed what the device does for it: tokens drawn for an earlier epoch are void. `flying`: steps

@@ -43,8 +43,8 @@ class Slots:
 class Rows(NamedTuple):
     """What stays the same while a sequence is in its slot.
 
-    `origin` int32 [B]: the prompt's length. `stop_tokens` int32 [B, any], EMPTY for none. `samplers`: how each
-    row samples.
+    `origin` int32 [B]: the prompt's length. `stop_tokens` int32 [B, any], EMPTY for none. `samplers`: how
+    each row samples.
     """
 
     origin: jax.Array
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """The tokens allowed next under a grammar: `words` uint32 [B, ⌈V/32⌉], for rows with `masked` bool [B]."""
+    """The tokens allowed next under a grammar: `words` uint32 [B, ⌈V/32⌉], where `masked` bool [B]."""
 
     words: jax.Array
     masked: jax.Array
@@ -263,9 +263,8 @@ def count(slots: Slots, row: jax.Array, prompt: jax.Array, completion: jax.Array
     none."""
     rows = slots.counts.shape[0]
     local = row - jax.lax.axis_index(AXES) * rows
-    counted = count_prompt(slots.counts, jnp.clip(local, 0, rows - 1), prompt, completion)
-    is_own = (local >= 0) & (local < rows)
-    return dataclasses.replace(slots, counts=jnp.where(is_own, counted, slots.counts))
+    own = jnp.where((local >= 0) & (local < rows), local, EMPTY)  # of no row, nothing is counted
+    return dataclasses.replace(slots, counts=count_prompt(slots.counts, own, prompt, completion))
 
 
 def _whole_rows(logits: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Structured output through the whole engine: a model with random weights, hot, under three hundred schemas."""
+"""Structured output through the whole engine: random weights, hot, under three hundred schemas."""
 
 from __future__ import annotations
 
