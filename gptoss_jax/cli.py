@@ -13,6 +13,7 @@ _INPUT_ERRORS = {
     "checkpoints.config": "CheckpointError",
     "gptoss_jax.batch.output": "BatchError",
     "gptoss_jax.batch.fields": "RowError",
+    "gptoss_jax.engine.memory": "EngineMemoryError",
     "gptoss_jax.engine.request": "RequestError",
     "gptoss_jax.sharding": "ShardingError",
     "harmony.errors": "HarmonyFormatError",

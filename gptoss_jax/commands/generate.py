@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from gptoss_jax.commands.options import add_model_options, add_sampling_options, load_engine, sampling_of
@@ -22,6 +23,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("text", help="the user's message; - reads it from standard input")
     parser.add_argument("--instructions", metavar="TEXT", help="instructions that go before the message")
+    parser.add_argument(
+        "--schema",
+        type=Path,
+        metavar="FILE.json",
+        help="a JSON Schema that the answer must follow: it is shown to the model and enforced",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     add_model_options(parser)
     add_sampling_options(parser)
@@ -42,6 +49,10 @@ def run(options: argparse.Namespace) -> int:
     messages = [{"role": "user", "content": text}]
     if options.instructions:
         messages.insert(0, {"role": "developer", "content": options.instructions})
+    body: dict[str, Any] = {"messages": messages, "seed": options.seed}
+    if options.schema:
+        form = {"name": "answer", "strict": True, "schema": _read_schema(options.schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
     engine, encoding, _ = load_engine(options, slots=1)
     with engine:
         if not engine.speaks:
@@ -55,7 +66,6 @@ def run(options: argparse.Namespace) -> int:
             effort=options.effort,
             date=options.date or datetime.date.today().isoformat(),
         )
-        body = {"messages": messages, "seed": options.seed}
         prepared = prepare(body, Envelope(line=1, id="prompt", shape="plain"), context)
         samples = [read_sample(completion, encoding) for completion in engine.run([prepared.request])]
     row = answer_row(prepared, samples, model=options.checkpoint, run="generate")
@@ -68,6 +78,16 @@ def run(options: argparse.Namespace) -> int:
         generated = row["usage"]["completion_tokens"]
         print(f"gptoss-jax: the answer was cut after {generated} tokens", file=sys.stderr)
     return 0 if row["text"] or row["tool_calls"] else 1
+
+
+def _read_schema(path: Path) -> Any:
+    from gptoss_jax.batch.fields import RowError
+
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise RowError("invalid_json", f"{path} is not valid JSON: {reason}") from None
 
 
 def _show(row: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from scripted import ScriptedEngine
 
 from gptoss_jax import cli
 from gptoss_jax.commands import batch, generate
+from gptoss_jax.engine.grammar import Grammar
 
 
 @pytest.fixture
@@ -150,3 +151,48 @@ def test_an_interrupted_batch_leaves_its_rows_and_says_so(
     assert cli.main(command) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert len(read_rows(tmp_path / "out.jsonl")) == 1
+
+
+def test_generate_enforces_a_schema_from_a_file(engine, tmp_path, capsys):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    assert cli.main(["generate", "Hello", "--schema", str(schema)]) == 0
+    assert engine.requests[0].sampling.grammar == Grammar.json_object()
+    capsys.readouterr()
+    for text, words in (
+        ('{"type": ', "not valid JSON"),
+        ("[]", "schema"),
+        ('{"multipleOf": 12345789}', "12345789"),
+    ):
+        schema.write_text(text)
+        assert cli.main(["generate", "Hello", "--schema", str(schema)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("gptoss-jax: ") and words in line
+    assert cli.main(["generate", "Hello", "--schema", str(tmp_path / "missing")]) == 1
+    assert "missing" in capsys.readouterr().err
+
+
+def test_a_process_that_does_not_speak_follows_and_leaves_the_files_alone(
+    engine, write_lines, tmp_path, capsys, monkeypatch
+):
+    done = []
+    monkeypatch.setattr(ScriptedEngine, "speaks", False)
+    monkeypatch.setattr(ScriptedEngine, "follow", lambda self: done.append("followed"), raising=False)
+    monkeypatch.setattr(ScriptedEngine, "__exit__", lambda self, *_: done.append("closed"))
+    out = tmp_path / "out.jsonl"
+    second = ["--distributed", "host:1,2,1"]
+    assert cli.main(["batch", str(tmp_path / "only elsewhere"), "--output", str(out), *second]) == 0
+    assert cli.main(["generate", "Hello", *second]) == 0
+    assert done == ["followed", "closed"] * 2
+    assert not out.exists()
+    assert engine.requests == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_engine_is_closed_whatever_happens(engine, write_lines, tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(ScriptedEngine, "__exit__", lambda self, *_: closed.append(1))
+    command = ["batch", str(write_lines([{"prompt": "Hi"}])), "--output", str(tmp_path / "out.jsonl")]
+    assert cli.main(command) == 0
+    assert cli.main([*command, "--seed", "1"]) == 2
+    assert len(closed) == 2
