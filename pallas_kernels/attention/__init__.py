@@ -1,6 +1,8 @@
 """Attention with sinks over a cache of entries; `layout` says how an entry [U, R, L] holds a token's keys
 and values.
 
+Pages and rings may hold entries in 8 bits.
+
 `decode_pages` and `decode_ring` are the two kinds of layers of a decode step.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.attention import gpu, reference, tpu
-from pallas_kernels.attention.layout import EntryLayout, entry_layout, pack, unpack
+from pallas_kernels.attention.layout import EntryLayout, entry_layout, pack, saturated, unpack
 from pallas_kernels.attention.reference import attend, sees
 from pallas_kernels.platform import call_once, choose
 
@@ -22,6 +24,7 @@ __all__ = [
     "pack",
     "prefill",
     "prefill_pages",
+    "saturated",
     "sees",
     "store_entries",
     "unpack",
@@ -151,7 +154,8 @@ def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: j
 
     pool [N, U, R, P, L], or rings: a ring is a page of W tokens. When decoding, entries [B, U, R, L] at int32
     pages [B], all different, and rows [B] within them; chunks are entries [B, T, U, R, L] at pages [B, T] and
-    rows [B, T]. An entry whose page is not one of the N is dropped.
+    rows [B, T]. An entry whose page is not one of the N is dropped. In 8 bits
+    the largest numbers stand for all that are larger.
     """
     # On GPUs the reference is the kernel: XLA makes one of its scatter.
     choice = choose("attention.store_entries", ("reference", "tpu", "gpu"))

@@ -116,7 +116,7 @@ def prefill(
     before = 0
     if ring is not None and held is not None:
         before = held.shape[1]
-        entries = jnp.concatenate([ring, entries.astype(ring.dtype)], axis=3)
+        entries = jnp.concatenate([ring.astype(entries.dtype), entries], axis=3)
         key_positions = jnp.concatenate([held_before(held, positions), positions], axis=1)
     # Tokens and their keys are in the same order, so a tile's window is known by its place in the chunk.
     start = jnp.tile(jnp.arange(0, length, _TOKENS, dtype=jnp.int32), batch)
@@ -218,7 +218,7 @@ def _partial_results(
             number: jax.Array, index: jax.Array, exists: jax.Array, kind: int, start: int | jax.Array
         ) -> jax.Array:
             at = entries.at[number[:, None], unit, kind, (index % page)[:, None], start + column[None, :]]
-            return plgpu.load(at, mask=exists[:, None] & wide[None, :], other=0)
+            return plgpu.load(at, mask=exists[:, None] & wide[None, :], other=0.0).astype(q.dtype)
 
         def step(count: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             out, highest, total = carry

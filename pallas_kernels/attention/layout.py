@@ -12,6 +12,9 @@ The second form is for h < 128 where a device holds a single KV head. Either way
 64, and for J heads one row of keys is one operand of the matrix unit, full width. Arrays of entries keep
 their tokens in front of the lanes: [N, U, R, P, L] is a pool of N pages of P tokens, [B, U, R, W, L] are
 the rings of B sequences.
+
+Entries may be stored in 8 bits, float8_e4m3fn or float8_e5m2: they are raised to the queries' dtype when they
+are read. Tiles have 32 rows then, so pages (and rings, to be fast) are multiples of 32 tokens on TPUs.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 LANES = 128
 
@@ -44,6 +48,16 @@ def entry_layout(kv_heads: int, head_size: int, shards: int = 1) -> EntryLayout:
     if joint == 1 and head_size < LANES:
         return EntryLayout(kv_heads, 1, 2 * head_size)
     return EntryLayout(kv_heads // joint, 2, joint * head_size)
+
+
+def saturated(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """x in another dtype. What is beyond the largest number of 8 bits (448 for e4m3fn) becomes that number:
+    a plain conversion would make it NaN or infinite. NaN stays NaN.
+    """
+    if x.dtype == dtype or jnp.dtype(dtype).itemsize > 1:
+        return x.astype(dtype)
+    most = float(jnp.finfo(dtype).max)
+    return jnp.clip(x, -most, most).astype(dtype)
 
 
 def pack(keys: jax.Array, values: jax.Array, layout: EntryLayout) -> jax.Array:

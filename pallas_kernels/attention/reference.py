@@ -7,7 +7,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention.layout import unpack
+from pallas_kernels.attention.layout import saturated, unpack
 
 LOWEST_SINK = -1e30
 """A sink below this is as good as none; -inf itself would make the softmax of no keys NaN."""
@@ -54,7 +54,7 @@ def attend_entries(
     hold anything, NaN included.
     """
     kept = jnp.where((key_positions >= 0)[:, :, None, None, None], entries, 0)
-    k, v = unpack(kept, q.shape[-1])
+    k, v = unpack(kept.astype(q.dtype), q.shape[-1])
     return attend(q, k, v, sinks, sees(query_positions, key_positions, window))
 
 
@@ -109,7 +109,8 @@ def prefill(
         old_k, old_v = unpack(
             jnp.where((held >= 0)[:, :, None, None, None], jnp.moveaxis(ring, 3, 1), 0), q.shape[-1]
         )
-        k, v = jnp.concatenate([old_k, k], axis=1), jnp.concatenate([old_v, v], axis=1)
+        k = jnp.concatenate([old_k.astype(k.dtype), k], axis=1)
+        v = jnp.concatenate([old_v.astype(v.dtype), v], axis=1)
         key_positions = jnp.concatenate([held, positions], axis=1)
     return attend(q, k, v, sinks, sees(positions, key_positions, window))
 
@@ -133,5 +134,5 @@ def store_entries(pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: j
     exists = (pages >= 0) & (pages < count)
     row = jnp.where(exists[..., None], row, pool.size // lanes)  # out of range: dropped
     matrix = pool.reshape(-1, lanes)
-    stored = matrix.at[row.reshape(-1)].set(entries.astype(pool.dtype).reshape(-1, lanes), mode="drop")
+    stored = matrix.at[row.reshape(-1)].set(saturated(entries, pool.dtype).reshape(-1, lanes), mode="drop")
     return stored.reshape(pool.shape)

@@ -144,6 +144,9 @@ def _kernel(
     remaining = lengths_ref[tile_ref[item]] - block * keys_per_block
     is_first = block == 0
 
+    def entries_of(unit: Any, row: int, size: int) -> jax.Array:
+        return buffers[slot, unit, row, :size].astype(q_ref.dtype)
+
     def attend(size: int) -> None:
         """To the first `size` keys of the block."""
         key = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
@@ -152,19 +155,17 @@ def _kernel(
             position = positions_ref[0] - block * keys_per_block
             copies = q_ref.shape[2] // position.shape[0]
             visible = key <= spread(jnp.concatenate([position] * copies, axis=0), size)
-        kept = rows_kept(size, lanes, remaining, buffers.dtype)
+        kept = rows_kept(size, lanes, remaining, q_ref.dtype)
 
         def attend_with(group: list[Any]) -> None:
             # All scores, all softmaxes, all sums: while one unit waits for the matrix unit, others work.
-            scores = [
-                scores_of(q_ref[0, unit], buffers[slot, unit, 0, :size], visible, scale) for unit in group
-            ]
+            scores = [scores_of(q_ref[0, unit], entries_of(unit, 0, size), visible, scale) for unit in group]
             steps = []
             for unit, score in zip(group, scores, strict=True):
                 highest = jnp.where(is_first, sinks_ref[unit], highest_ref[unit])
                 steps.append(shares_of(score, Softmax(highest, jnp.where(is_first, 1.0, sum_ref[unit]))))
             for unit, (shares, correction, softmax) in zip(group, steps, strict=True):
-                part = sum_of(shares, keep(buffers[slot, unit, rows - 1, :size], kept))
+                part = sum_of(shares, keep(entries_of(unit, rows - 1, size), kept))
                 sums[unit] = jnp.where(is_first, 0.0, sums[unit]) * spread(correction, lanes) + part
                 highest_ref[unit], sum_ref[unit] = softmax
 
@@ -201,7 +202,7 @@ def _sizes(keys: int, page: int) -> list[int]:
 
 
 PREFILL_BYTES = 1 << 20
-"""Of pages in a step of `prefill_pages`, whose scores take far more VMEM than the pages."""
+"""Of bf16 pages in a step of `prefill_pages`, whose scores take far more VMEM than the pages."""
 
 
 class PageBlocks(NamedTuple):
@@ -216,8 +217,9 @@ def page_blocks(
 ) -> PageBlocks:
     """For pages of shape [U, R, P, L] and a page table of that many columns."""
     units, rows, length, lanes = page
-    page_bytes = split_units(units, chip).each * rows * length * lanes * jnp.dtype(dtype).itemsize
-    block_bytes = PREFILL_BYTES if prefill else BLOCKS[chip].page_bytes
+    itemsize = jnp.dtype(dtype).itemsize
+    page_bytes = split_units(units, chip).each * rows * length * lanes * itemsize
+    block_bytes = PREFILL_BYTES * min(itemsize, 2) // 2 if prefill else BLOCKS[chip].page_bytes
     pages = min(max(block_bytes // page_bytes, 1), columns)
     return PageBlocks(pages, pages * length)
 

@@ -47,7 +47,8 @@ def prefill(
     if ring is not None and held is not None and window is not None and window > 1:
         before = pl.cdiv(window - 1, LANES) * LANES
         old_k, old_v, old_exist = _keys_before(ring, held, positions[:, :1], before, q.shape[-1])
-        k, v = jnp.concatenate([old_k, k], axis=1), jnp.concatenate([old_v, v], axis=1)
+        k = jnp.concatenate([old_k.astype(k.dtype), k], axis=1)
+        v = jnp.concatenate([old_v.astype(v.dtype), v], axis=1)
         keys_exist = jnp.concatenate([old_exist, exists], axis=1)
 
     shape = (padded, before + padded)

@@ -58,12 +58,13 @@ def _ring_kernel(
     for index, unit in each:
         members = range(unit, unit + together)
         q = _stacked([q_ref[index, member] for member in members])
-        keys = _stacked([ring_ref[index, member, 0] for member in members])
+        keys = _stacked([ring_ref[index, member, 0].astype(q.dtype) for member in members])
         scores.append(scores_of(q, keys, visible[index], scale))
     for (_, unit), score in zip(each, scores, strict=True):
         steps.append(shares_of(score, Softmax(sinks[unit], jnp.ones_like(sinks[unit]))))
     for (index, unit), (shares, _, softmax) in zip(each, steps, strict=True):
-        values = _stacked([ring_ref[index, unit + other, rows - 1] for other in range(together)])
+        values = [ring_ref[index, unit + other, rows - 1] for other in range(together)]
+        values = _stacked([value.astype(q_ref.dtype) for value in values])
         result = sum_of(shares, values) / spread(softmax.total, lanes)
         for other in range(together):
             part = result[other * queries // together : (other + 1) * queries // together]

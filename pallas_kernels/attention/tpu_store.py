@@ -1,6 +1,6 @@
 """Writing a decode step's entries into pages on TPUs.
 
-The smallest piece of memory that a copy can address is a tile of 16 bf16 rows, and a token's entry is one
+The smallest piece of memory that a copy can address is a tile, 16 bf16 rows, and a token's entry is one
 row in each of U·R tiles. All sequences' tiles are fetched at once, the new rows put in, and the tiles
 written back. XLA's own scatter would do the same one row after another, and prefers another order of
 dimensions than the attention kernels do, which costs a copy of the whole cache in every step.
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.attention.layout import saturated
 from pallas_kernels.attention.tpu_tuning import VMEM_LIMIT
 
 _ENTRIES_AT_ONCE = 64
@@ -78,6 +79,7 @@ def store_entries(
     tile = 32 // pool.dtype.itemsize
     tile = tile if length % tile == 0 else length
     count = max(each for each in range(1, _ENTRIES_AT_ONCE + 1) if total % each == 0)
+    new = saturated(entries, pool.dtype).reshape(total, units * parts, lanes).astype(jnp.float32)
     return pl.pallas_call(
         _kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -100,4 +102,4 @@ def store_entries(
         ),
         interpret=interpret,
         name="store_entries",
-    )(pages, rows, entries.reshape(total, units * parts, lanes).astype(jnp.float32), pool)
+    )(pages, rows, new, pool)

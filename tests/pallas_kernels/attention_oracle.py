@@ -58,6 +58,11 @@ def assert_within_bound(actual: np.ndarray, expected: np.ndarray, size_of_terms:
     assert (error <= tolerance).all(), f"{(error / tolerance).max():.2f} times the bound"
 
 
+def rounded(x: np.ndarray, stored: str | None) -> np.ndarray:
+    """What is read of x where it was stored in another dtype."""
+    return x if stored is None else x.astype(stored).astype(x.dtype)
+
+
 def random(
     generator: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1.0
 ) -> np.ndarray:

@@ -28,20 +28,20 @@ from pallas_kernels.attention import (
 from pallas_kernels.platform import CHIPS, Chip, using
 
 HEADS, KV_HEADS, SIZE, WINDOW, PAGE = 64, 8, 64, 128, 128
-RING = WINDOW + 16
 TOPOLOGIES: dict[Chip, str] = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4", "7x": "tpu7x:2x2x1"}
 """Eight devices of each generation."""
 
 
 def shapes(
-    batch: int, length: int, columns: int, shards: int
+    batch: int, length: int, columns: int, shards: int, stored: Any = jnp.bfloat16
 ) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
     """Every operation at the published models' shapes: what to call, and shapes with their sharded axis."""
+    slots = WINDOW + 16 * (2 // jnp.dtype(stored).itemsize)
     bfloat16, int32 = jnp.bfloat16, jnp.int32
     units, rows, lanes = entry_layout(KV_HEADS, SIZE, shards)
     table, sinks = ((batch, columns), int32, None), ((HEADS,), bfloat16, 0)
-    pool = ((batch * columns, units, rows, PAGE, lanes), bfloat16, 1)
-    ring = [((4 * batch, units, rows, RING, lanes), bfloat16, 1), ((batch, RING), int32, None)]
+    pool = ((batch * columns, units, rows, PAGE, lanes), stored, 1)
+    ring = [((4 * batch, units, rows, slots, lanes), stored, 1), ((batch, slots), int32, None)]
     q, each = ((batch, HEADS, SIZE), bfloat16, 1), ((batch,), int32, None)
     chunk, tokens = ((1, length, HEADS, SIZE), bfloat16, 2), ((1, length), int32, None)
     kv = ((1, length, KV_HEADS, SIZE), bfloat16, 2)
@@ -67,11 +67,14 @@ def spec(rank: int, axis: int | None) -> PartitionSpec:
     return PartitionSpec(*("tensor" if place == axis else None for place in range(rank)))
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("operation", ["decode_pages", "decode_ring", "prefill_pages", "prefill"])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_kernels_compile_for_one_chip_and_for_heads_shared_out_to_eight(chip: Chip, operation: str) -> None:
+def test_kernels_compile_for_one_chip_and_for_heads_shared_out_to_eight(
+    chip: Chip, operation: str, stored: str
+) -> None:
     for devices in (mesh(chip, 1), mesh(chip, 8)):
-        run, arguments = shapes(64, 256, 64, devices.size)[operation]
+        run, arguments = shapes(64, 256, 64, devices.size, stored)[operation]
         specs = tuple(spec(len(shape), axis) for shape, _, axis in arguments)
         args = [
             jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(devices, place))
@@ -91,13 +94,15 @@ def test_kernels_compile_for_one_chip_and_for_heads_shared_out_to_eight(chip: Ch
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("kind", ["pages", "rings"])
-def test_storing_and_attending_in_a_loop_copies_no_pool(chip: Chip, kind: str) -> None:
+@pytest.mark.parametrize("stored", ["bfloat16", "float8_e4m3fn"])
+def test_storing_and_attending_in_a_loop_copies_no_pool(chip: Chip, kind: str, stored: str) -> None:
     """XLA's own scatter into five dimensions would: it wants them in another order than the kernels."""
     units, rows, lanes = entry_layout(KV_HEADS, SIZE)
     batch, columns = 8, 64
     place = NamedSharding(mesh(chip, 1), PartitionSpec())
-    length = PAGE if kind == "pages" else RING
-    pool = jax.ShapeDtypeStruct((batch * columns, units, rows, length, lanes), jnp.bfloat16, sharding=place)
+    slots = WINDOW + (16 if stored == "bfloat16" else 32)
+    length = PAGE if kind == "pages" else slots
+    pool = jax.ShapeDtypeStruct((batch * columns, units, rows, length, lanes), stored, sharding=place)
     q = jax.ShapeDtypeStruct((batch, HEADS, SIZE), jnp.bfloat16, sharding=place)
     table = jax.ShapeDtypeStruct((batch, columns), jnp.int32, sharding=place)
     sinks = jax.ShapeDtypeStruct((HEADS,), jnp.bfloat16, sharding=place)
@@ -110,8 +115,8 @@ def test_storing_and_attending_in_a_loop_copies_no_pool(chip: Chip, kind: str) -
             if kind == "pages":
                 pool = store_entries(pool, entries, table[:, 0], where)
                 return pool, decode_pages(q, pool, table, where + 1, sinks)
-            pool = store_entries(pool, entries, jnp.arange(batch), where % RING)
-            held = jnp.broadcast_to(jnp.arange(RING), (batch, RING))
+            pool = store_entries(pool, entries, jnp.arange(batch), where % slots)
+            held = jnp.broadcast_to(jnp.arange(slots), (batch, slots))
             return pool, decode_ring(q, pool, held, where, sinks, window=WINDOW)
 
         return jax.lax.fori_loop(0, 4, step, (pool, q))
@@ -140,10 +145,11 @@ def test_layers_alike_are_lowered_once() -> None:
     assert text.count("call @decode_pages") == 3
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("operation", ["decode_pages", "decode_ring", "prefill_pages", "prefill"])
-def test_kernels_lower_for_hopper_at_the_published_shapes(operation: str) -> None:
+def test_kernels_lower_for_hopper_at_the_published_shapes(operation: str, stored: str) -> None:
     for batch in (1, 64):
-        run, arguments = shapes(batch, 256, 64, 1)[operation]
+        run, arguments = shapes(batch, 256, 64, 1, stored)[operation]
 
         def on_gpu(*args: jax.Array, run: Callable[..., jax.Array] = run) -> jax.Array:
             with using("gpu"):

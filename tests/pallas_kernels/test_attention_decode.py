@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import assert_within_bound, attention, random
+from attention_oracle import assert_within_bound, attention, random, rounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +35,7 @@ class Pages:
     group: int = 3
     size: int = 32
     dtype: str = "float32"
+    stored: str | None = None
     sink: float | None = None
     seed: int = 0
 
@@ -43,13 +44,16 @@ class Pages:
         batch, heads = len(self.lengths), self.kv_heads * self.group
         q = random(generator, (batch, heads, self.size), self.dtype, scale=2.0)
         layout = entry_layout(self.kv_heads, self.size)
-        pool = np.full((batch * self.columns + 3, *layout[:2], self.page, layout.lanes), np.nan, q.dtype)
+        pool = np.full(
+            (batch * self.columns + 3, *layout[:2], self.page, layout.lanes), np.nan, self.stored or q.dtype
+        )
         numbers = iter(generator.permutation(len(pool)))
         # Unused entries point anywhere in the pool; every page but those of the sequences is NaN.
         table = generator.integers(0, len(pool), (batch, self.columns), dtype=np.int32)
         rows = []
         for row, length in enumerate(self.lengths):
             keys, values = random(generator, (2, length, self.kv_heads, self.size), self.dtype)
+            keys, values = rounded(keys, self.stored), rounded(values, self.stored)
             rows.append([np.concatenate([keys[:, k], values[:, k]], axis=-1) for k in range(self.kv_heads)])
             entries = np.asarray(pack(keys, values, layout))
             for first in range(0, length, self.page):
@@ -85,6 +89,11 @@ PAGES = {
     "bfloat16, the published heads": Pages(
         (100, 31, 0, 32), page=16, columns=7, group=8, size=64, dtype="bfloat16"
     ),
+    "8 bits": Pages(
+        (100, 31, 0, 32), page=32, columns=4, group=8, size=64, dtype="bfloat16", stored="float8_e4m3fn"
+    ),
+    "8 bits and float32": Pages((7, 8, 9, 0), stored="float8_e4m3fn"),
+    "8 bits, more exponent": Pages((7, 8, 9, 0), dtype="bfloat16", stored="float8_e5m2"),
 }
 
 
@@ -124,6 +133,7 @@ class Ring:
     group: int = 3
     size: int = 32
     dtype: str = "float32"
+    stored: str | None = None
     sink: float | None = None
     seed: int = 0
 
@@ -133,6 +143,7 @@ class Ring:
         q = random(generator, (batch, heads, self.size), self.dtype, scale=2.0)
         layout = entry_layout(self.kv_heads, self.size)
         ring = random(generator, (batch + 2, *layout[:2], width, layout.lanes), self.dtype, scale=30.0)
+        ring = ring.astype(self.stored or ring.dtype)
         ring[batch:] = np.nan
         held = np.full((batch, width), -1, np.int32)
         sinks = generator.standard_normal(heads).astype(q.dtype)
@@ -143,6 +154,7 @@ class Ring:
             end = position + 1 + (self.taken_back if position >= 0 else 0)
             written = range(max(self.start, end - width), end)
             keys, values = random(generator, (2, len(written), self.kv_heads, self.size), self.dtype)
+            keys, values = rounded(keys, self.stored), rounded(values, self.stored)
             entries = np.asarray(pack(keys, values, layout))
             for at, entry in zip(written, entries, strict=True):
                 ring[row, :, :, at % width], held[row, at % width] = entry, at
@@ -174,6 +186,9 @@ RINGS = {
     "the engine's ring": Ring(
         (500, 127, -1, 3), 128, 144, taken_back=16, kv_heads=4, group=8, size=64, dtype="bfloat16"
     ),
+    "8 bits": Ring((500, 127, -1, 3), 128, 160, group=8, size=64, dtype="bfloat16", stored="float8_e4m3fn"),
+    "8 bits and float32": Ring((20, 3, -1, 7), window=5, stored="float8_e4m3fn"),
+    "8 bits, more exponent": Ring((20, 3, -1, 7), window=5, dtype="bfloat16", stored="float8_e5m2"),
 }
 
 

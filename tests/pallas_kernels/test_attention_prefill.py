@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import assert_within_bound, attention, random
+from attention_oracle import assert_within_bound, attention, random, rounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +37,7 @@ class Chunk:
     group: int = 3
     size: int = 32
     dtype: str = "float32"
+    stored: str | None = None
     sink: float | None = None
     seed: int = 0
     room: int = 72
@@ -46,7 +47,7 @@ class Chunk:
         generator = np.random.default_rng(self.seed)
         shape = (len(self.firsts), self.room)
         q = random(generator, (*shape, self.kv_heads * self.group, self.size), self.dtype, scale=2.0)
-        k, v = random(generator, (2, *shape, self.kv_heads, self.size), self.dtype)
+        k, v = rounded(random(generator, (2, *shape, self.kv_heads, self.size), self.dtype), self.stored)
         sinks = generator.standard_normal(self.kv_heads * self.group).astype(q.dtype)
         return q, k, v, sinks if self.sink is None else np.full_like(sinks, self.sink)
 
@@ -86,7 +87,7 @@ def run_pages(case: Chunk, page: int, mode: str) -> None:
     layout = entry_layout(case.kv_heads, case.size)
     columns = -(-k.shape[1] // page)
     generator = np.random.default_rng(case.seed)
-    pool = np.full((len(q) * columns + 2, *layout[:2], page, layout.lanes), np.nan, q.dtype)
+    pool = np.full((len(q) * columns + 2, *layout[:2], page, layout.lanes), np.nan, case.stored or q.dtype)
     table = generator.permutation(len(pool))[: len(q) * columns].reshape(len(q), columns)
     entries = np.asarray(pack(k, v, layout))
     for row, (first, count) in enumerate(zip(case.firsts, case.counts, strict=True)):
@@ -110,6 +111,7 @@ PAGES = {
     "sinks that take nothing": Chunk((3, 0), (9, 30), 40, sink=-3e4),
     "one token": Chunk((33, 0), (1, 1), 1),
     "bfloat16, head size 64": Chunk((37, 0), (33, 8), 33, group=8, size=64, dtype="bfloat16"),
+    "8 bits": Chunk((37, 0), (33, 8), 33, group=8, size=64, dtype="bfloat16", stored="float8_e4m3fn"),
 }
 
 
@@ -140,6 +142,7 @@ def run_ring(case: Chunk, width: int, mode: str, taken_back: int = 0) -> None:
     layout = entry_layout(case.kv_heads, case.size)
     generator = np.random.default_rng(case.seed)
     ring = random(generator, (len(q), *layout[:2], width, layout.lanes), case.dtype, scale=30.0)
+    ring = ring.astype(case.stored or ring.dtype)
     held = np.full((len(q), width), -1, np.int32)
     entries = np.asarray(pack(k, v, layout))
     for row, first in enumerate(case.firsts):
@@ -164,6 +167,10 @@ RINGS = {
     "a window longer than a block": (Chunk((400, 10), (9, 9), 9, window=129, room=410), 140),
     "a row without tokens": (Chunk((12, 0), (0, 5), 5, window=4), 4),
     "bfloat16": (Chunk((70, 0), (30, 12), 30, window=16, size=64, dtype="bfloat16", room=101), 16),
+    "8 bits": (
+        Chunk((70, 0), (30, 12), 30, window=16, size=64, dtype="bfloat16", stored="float8_e4m3fn", room=101),
+        32,
+    ),
 }
 
 

@@ -41,6 +41,28 @@ def test_one_entry_of_each_sequence_goes_to_its_row_and_nothing_else_changes(
         np.testing.assert_array_equal(pool, want)
 
 
+@pytest.mark.parametrize("mode", ["reference", "tpu-interpret", "gpu-interpret"])
+@pytest.mark.parametrize("form", ["decode", "chunk"])
+@pytest.mark.parametrize(("dtype", "most"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)])
+def test_numbers_too_large_for_8_bits_become_the_largest(
+    mode: str, form: str, dtype: str, most: float
+) -> None:
+    numbers = np.array([1e6, -1e6, most, most + 1, -np.inf, np.inf, 1.0, -0.3], np.float32)
+    entries = np.tile(numbers, (2, 1, 2, 2)).astype(ml_dtypes.bfloat16)
+    where = np.array([2, 0], np.int32), np.array([31, 4], np.int32)
+    with using(mode):
+        chunk = form == "chunk"
+        pool = store_entries(
+            jnp.zeros((3, 1, 2, 32, 16), dtype), *(x[:, None] if chunk else x for x in (entries, *where))
+        )
+    want = np.clip(numbers, -most, most).astype(ml_dtypes.bfloat16).astype(dtype)
+    for page, row in zip(*where, strict=True):
+        np.testing.assert_array_equal(
+            np.asarray(pool[page, 0, 1, row]).astype(np.float32), np.tile(want, 2).astype(np.float32)
+        )
+    assert np.count_nonzero(np.asarray(pool).astype(np.float32)) == 2 * 2 * 16
+
+
 def test_the_entries_of_a_chunk_may_share_pages() -> None:
     generator = np.random.default_rng(0)
     pool = generator.standard_normal((5, 1, 1, 8, 16)).astype(np.float32)
