@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.sharding import Mesh
 
+from checkpoints.config import ModelConfig
 from gptoss_jax.cache import EMPTY
 from gptoss_jax.engine.control import Control
 from gptoss_jax.engine.link import connect
+from gptoss_jax.engine.memory import MemoryPlan, device_limit, plan
 from gptoss_jax.engine.options import Bucket, EngineOptions, lay_out
 from gptoss_jax.engine.request import Completion, Request, RequestError, SamplingParams, TokenLogprobs, Update
 from gptoss_jax.engine.runner import STOP_COLUMNS, Runner
@@ -25,6 +27,8 @@ from gptoss_jax.engine.statistics import Statistics
 from gptoss_jax.engine.steps import Drawn, Masks
 from gptoss_jax.model import Transformer
 from gptoss_jax.sharding import MeshShape, make_mesh, shape_of
+from pallas_kernels.expert_matmul import form_for
+from pallas_kernels.platform import choose
 
 if TYPE_CHECKING:
     from harmony import HarmonyEncoding
@@ -51,6 +55,10 @@ class Engine:
 
     `model` must lie on `mesh` (None: one device, or the devices it was loaded on). `encoding` is needed for
     what concerns text and channels: stop strings, budgets, grammars.
+
+    Attributes:
+        plan: what it keeps in each device's memory.
+        statistics: what it did so far.
     """
 
     def __init__(
@@ -73,7 +81,9 @@ class Engine:
             raise RequestError(
                 f"stop_tokens are {len(self._stop_tokens)}: there must be at most {STOP_COLUMNS // 2}"
             )
-        self._layout = lay_out(self.options, model.config, shape, model.dtype)
+        self.plan = plan_on(self._mesh, model.config, self.options, model.dtype)
+        options = dataclasses.replace(self.options, pages=self.plan.pages)
+        self._layout = lay_out(options, model.config, shape, model.dtype)
         leader, self._follower = connect()
         self._runner = Runner(model, self._mesh, self._layout, leader)
         self._scheduler = Scheduler(self._layout, shape.batch_shards)
@@ -378,6 +388,16 @@ class Engine:
         if not siblings:
             del self._sequences[sequence.request.id]
         return sequence.update(reason, stop)
+
+
+def plan_on(mesh: Mesh, config: ModelConfig, options: EngineOptions, dtype: Any) -> MemoryPlan:
+    """What an engine will keep in the memory of each device of a mesh; nothing need be loaded yet.
+
+    Raises `gptoss_jax.engine.memory.EngineMemoryError` if it does not fit, and says what would.
+    """
+    choice = choose("expert_mlp", ("reference", "tpu", "gpu"))
+    form = form_for(choice.chip) if choice.implementation == "tpu" else None
+    return plan(config, shape_of(mesh), options, dtype, device_limit(mesh.local_devices[0]), form)
 
 
 def _logprobs(likely: tuple[np.ndarray, ...], step: int, row: int, most: int) -> TokenLogprobs:

@@ -29,7 +29,8 @@ class EngineOptions:
     decode_steps: the most tokens of a sequence in one dispatch.
     prefill_tokens: prompt tokens that one dispatch computes on each batch shard (None: 2048, on CPUs 512).
     page_size: tokens in a page of the cache.
-    pages: pages on each batch shard (None: as many as fit in memory, at most what all slots can use).
+    pages: pages on each batch shard (None: as many as fit in memory, at most what all slots can use; on
+        CPUs all of that).
     snapshots: beginnings of prompts that are kept for later requests, on each batch shard; 0 for none.
     kv_dtype: what keys and values are stored in (None: the model's dtype).
     memory: bytes of each device that the engine may use (None: what the device has).

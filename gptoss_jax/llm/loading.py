@@ -36,6 +36,7 @@ def load_engine(
         checkpoints.config.CheckpointError: the checkpoint is none, or does not fit its vocabulary.
         gptoss_jax.sharding.ShardingError: the mesh does not fit the devices or the model.
         gptoss_jax.engine.RequestError: the dtype or an option is none that can be.
+        gptoss_jax.engine.memory.EngineMemoryError: it does not fit in the devices' memory.
     """
     import jax
     import jax.numpy as jnp
@@ -43,6 +44,7 @@ def load_engine(
 
     from checkpoints import open_checkpoint
     from gptoss_jax.engine import Engine, RequestError
+    from gptoss_jax.engine.engine import plan_on
     from gptoss_jax.engine.options import EngineOptions
     from gptoss_jax.model import load
     from gptoss_jax.sharding import make_mesh
@@ -62,6 +64,7 @@ def load_engine(
     if not isinstance(mesh, Mesh):
         mesh = make_mesh(checkpoint.config, _shape(mesh))
     stops = [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
+    plan_on(mesh, checkpoint.config, chosen, jnp.dtype(dtype))  # refuses what does not fit before it loads it
     model = load(checkpoint, jnp.dtype(dtype), mesh)
     return Engine(model, stops, encoding=encoding, mesh=mesh, options=chosen), encoding, checkpoint
 
