@@ -63,8 +63,8 @@ def _ring_kernel(
     for (_, unit), score in zip(each, scores, strict=True):
         steps.append(shares_of(score, Softmax(sinks[unit], jnp.ones_like(sinks[unit]))))
     for (index, unit), (shares, _, softmax) in zip(each, steps, strict=True):
-        values = [ring_ref[index, unit + other, rows - 1] for other in range(together)]
-        values = _stacked([value.astype(q_ref.dtype) for value in values])
+        stored = [ring_ref[index, unit + other, rows - 1] for other in range(together)]
+        values = _stacked([value.astype(q_ref.dtype) for value in stored])
         result = sum_of(shares, values) / spread(softmax.total, lanes)
         for other in range(together):
             part = result[other * queries // together : (other + 1) * queries // together]
