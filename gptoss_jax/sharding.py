@@ -103,7 +103,8 @@ def check_shape(config: ModelConfig, shape: MeshShape, devices: int) -> None:
         raise ShardingError(f"the mesh ({shape}) has {math.prod(shape)} devices: there are {devices}")
     if config.num_kv_heads % shape.tensor:
         raise ShardingError(
-            f"the mesh axis tensor is {shape.tensor}: it must divide the model's {config.num_kv_heads} KV heads"
+            f"the mesh axis tensor is {shape.tensor}: it must divide the model's {config.num_kv_heads} KV "
+            "heads"
         )
     if config.num_experts % shape.expert_shards:
         raise ShardingError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
@@ -141,7 +142,7 @@ class StepMemory:
         nothing twice. Only decoding is held to the copies: a prefill step moves that much in activations."""
         found = []
         if self.spare < LEAST_SPARE:
-            found.append(f"{self.spare / GIB:.2f} GiB are left: it must be {LEAST_SPARE / GIB}")
+            found.append(f"{self.spare / GIB:.2f} GiB are left: it must be {LEAST_SPARE / GIB:.1f}")
         if self.arguments > (1 + MOST_PADDING) * self.arrays:
             found.append(f"{self.arguments / self.arrays - 1:.1%} of padding in the arguments")
         if self.unaliased:
@@ -159,12 +160,17 @@ def described_devices(topology: str) -> list[jax.Device]:
         raise CompileError("libtpu, the TPU compiler, is not installed here: pip install libtpu")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    return list(_devices(topology))
+
+
+@functools.cache
+def _devices(topology: str) -> tuple[jax.Device, ...]:
     from jax.experimental import topologies
 
     size = topology.partition(":")[2]
     bounds = {"chips_per_host_bounds": _ONE_HOST[size]} if size in _ONE_HOST else {}
     description = topologies.get_topology_desc(platform="tpu", topology_name=topology, **bounds)
-    return list(description.devices)
+    return tuple(description.devices)
 
 
 class EngineOnTPU:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -90,7 +92,7 @@ def device_limit(device: jax.Device) -> int | None:
 
 
 @functools.cache
-def parameter_bytes(config: ModelConfig, shape: MeshShape, dtype: DTypeLike, form: Form | None) -> int:
+def parameter_bytes(config: ModelConfig, shape: MeshShape, dtype: Any, form: Form | None) -> int:
     """Bytes of the parameters that one device holds.
 
     `form`: that of experts rearranged for the TPU kernel, None where they are as published.
@@ -149,7 +151,7 @@ def _least(
     shapes = EngineShapes(config, abstract_mesh(shape), one_page, dtype, form)
     chunks = [device_bytes(shapes.chunk(bucket)) for bucket in layout.buckets]
     return MemoryPlan(
-        parameters=parameter_bytes(config, shape, dtype, form),
+        parameters=parameter_bytes(config, shape, jnp.dtype(dtype), form),
         rings=device_bytes((shapes.cache.rings, shapes.cache.held)),
         state=device_bytes(shapes.decode_inputs()) + max(chunks),
         reserve=step_bytes(config, shape, layout),
@@ -171,7 +173,7 @@ def _ways_to_fit(
 ) -> list[str]:
     """Single changes with which the engine fits."""
 
-    def fits(shape: MeshShape, **changes: int | None) -> bool:
+    def fits(shape: MeshShape, **changes: Any) -> bool:
         try:
             return _least(config, shape, dataclasses.replace(options, **changes), dtype, form).total <= limit
         except RequestError:  # the other options do not allow it

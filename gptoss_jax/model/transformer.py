@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +125,7 @@ class Transformer(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         """Runs one new token of each of the first B slots: tokens, positions int32 [B], table int32 [B, M].
 
-        Slots at position EMPTY are idle. Returns hidden states [B, D] and the cache with the new tokens in it.
+        Slots at position EMPTY are idle. Returns hidden states [B, D] and the cache with the tokens in it.
         """
         places, held = places_to_decode(cache, table, positions)
         hidden, cache = self._run_cached(tokens[:, None], positions[:, None], cache, places, held)
@@ -133,9 +134,9 @@ class Transformer(nnx.Module):
     def _run_cached(
         self, tokens: jax.Array, positions: jax.Array, cache: Cache, places: Places, held: jax.Array
     ) -> tuple[jax.Array, Cache]:
-        pools, rings = iter(cache.pools), iter(cache.rings)
+        unused_pools, unused_rings = iter(cache.pools), iter(cache.rings)
         slides = [layer.attention.window is not None for layer in self.layers]
-        entries = [next(rings) if sliding else next(pools) for sliding in slides]
+        entries = [next(unused_rings) if sliding else next(unused_pools) for sliding in slides]
         hidden, after = self._run(tokens, positions, entries, places)
         pools, rings = (
             tuple(one for one, sliding in zip(after, slides, strict=True) if sliding is which)
@@ -149,7 +150,7 @@ class Transformer(nnx.Module):
         positions: jax.Array,
         entries: Sequence[jax.Array | None],
         places: Places | None,
-    ) -> tuple[jax.Array, list[jax.Array]]:
+    ) -> tuple[jax.Array, list[Any]]:
         x = self.embedding(tokens)
         rotation = rotations(positions, self.config)
         after = []
@@ -159,7 +160,7 @@ class Transformer(nnx.Module):
         return self.norm(x), after
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Hidden states […, D] → float32 logits […, V]; on a mesh, of this device's rows of the vocabulary."""
+        """Hidden states […, D] → float32 logits […, V]; on a mesh, of this device's part of it."""
         return jnp.einsum(
             "...d,vd->...v", hidden, self.unembedding.weight[...], preferred_element_type=jnp.float32
         )
