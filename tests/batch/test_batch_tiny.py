@@ -16,11 +16,9 @@ from typing import Any
 import jax
 import pytest
 
-from checkpoints import open_checkpoint
 from gptoss_jax.batch import run_batch
-from gptoss_jax.engine import Engine, SamplingParams
-from gptoss_jax.model import load
-from gptoss_jax.vocabulary import load_encoding_for
+from gptoss_jax.engine import SamplingParams
+from gptoss_jax.llm.loading import load_engine
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "requests.jsonl"
@@ -75,10 +73,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def run(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Runs lines on one engine and gives what was said by id, or what `read` makes of the output."""
-    checkpoint = open_checkpoint("tiny")
-    encoding = load_encoding_for(checkpoint)
-    stops = [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
-    engine = Engine(load(checkpoint), stops, encoding=encoding, slots=SLOTS, max_length=MAX_LENGTH)
+    engine, encoding, _ = load_engine("tiny", dtype="float32", slots=SLOTS, max_length=MAX_LENGTH)
     folder = tmp_path_factory.mktemp("runs")
 
     def run(lines: list[str], temperature: float = 0.0, read: Callable[..., Any] = by_id) -> Any:
@@ -281,8 +276,8 @@ def test_the_command_killed_thrice_answers_as_if_it_had_not_been(answered, compi
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         if kill < 3:
-            kill_after(process, out, rng.randint(1, 10))
-            assert process.returncode == -signal.SIGKILL
+            complaints = kill_after(process, out, rng.randint(1, 10))
+            assert process.returncode == -signal.SIGKILL, complaints
             assert rows_in(out) < len(answered)
     printed, complaints = process.communicate()
     assert process.returncode == 0, complaints
@@ -290,13 +285,13 @@ def test_the_command_killed_thrice_answers_as_if_it_had_not_been(answered, compi
     assert by_id(out) == answered
 
 
-def kill_after(process: subprocess.Popen[str], out: Path, rows: int) -> None:
-    """Kills the process when it has written so many more rows."""
+def kill_after(process: subprocess.Popen[str], out: Path, rows: int) -> str:
+    """Kills the process when it has written so many more rows; gives what it said."""
     target = rows_in(out) + rows
     while process.poll() is None and rows_in(out) < target:
         time.sleep(0.001)
     process.kill()
-    process.communicate()
+    return process.communicate()[1]
 
 
 def rows_in(out: Path) -> int:
