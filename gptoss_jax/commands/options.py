@@ -47,6 +47,12 @@ def add_model_options(parser: argparse.ArgumentParser, *, slots: bool = False) -
         help="what keys and values are kept in (default: as --dtype); 8 bits hold more, less exactly",
     )
     group.add_argument(
+        "--memory",
+        type=_number("a number of GiB above 0", lambda value: 0 < value < 2**20),
+        metavar="GIB",
+        help="what may be used of each device's memory, in GiB (default: what it has)",
+    )
+    group.add_argument(
         "--mesh",
         type=_mesh,
         metavar="AXES",
@@ -121,12 +127,14 @@ def load_engine(
 ) -> tuple[Engine, HarmonyEncoding, Checkpoint]:
     """The engine that the options of `add_model_options` ask for, its encoding and its checkpoint.
 
-    With `announce`, the process that speaks says on standard error where the model lies.
+    With `announce`, the process that speaks says on standard error where the model lies, and what each device
+    keeps in memory.
 
     Raises:
         checkpoints.config.CheckpointError: the checkpoint is none, or does not fit its vocabulary.
         gptoss_jax.sharding.ShardingError: the mesh does not fit the devices or the model.
         gptoss_jax.engine.RequestError: an option does not fit the others.
+        gptoss_jax.engine.memory.EngineMemoryError: it does not fit in the devices' memory.
     """
     import jax
 
@@ -147,11 +155,12 @@ def load_engine(
         slots=slots,
         max_length=options.max_length,
         kv_dtype=options.kv_dtype,
+        memory=None if options.memory is None else max(1, int(options.memory * 2**30)),
     )
     if announce and engine.speaks:
         kind = mesh.devices.flat[0].device_kind
         devices = f"{mesh.size} device{'s' if mesh.size > 1 else ''} ({kind})"
-        print(f"gptoss-jax: {devices}, mesh: {shape_of(mesh)}", file=sys.stderr)
+        print(f"gptoss-jax: {devices}, mesh: {shape_of(mesh)}. {engine.plan}", file=sys.stderr)
     return engine, encoding, checkpoint
 
 

@@ -47,6 +47,7 @@ def test_help_does_not_load_jax(arguments):
         (["generate", "hi", "--mesh", "tensor=0"], "'tensor=0'"),
         (["generate", "hi", "--mesh", "tensor=2,tensor=2"], "'tensor=2,tensor=2'"),
         (["generate", "hi", "--mesh", "model=2"], "'model=2'"),
+        (["generate", "hi", "--memory", "0"], "a number of GiB above 0, not '0'"),
         (["generate", "hi", "--distributed", "here"], "auto or COORDINATOR:PORT,COUNT,INDEX, not 'here'"),
         (["generate", "hi", "--distributed", "host:1,2,2"], "'host:1,2,2'"),
         (["eval", "chess"], "chess"),
@@ -72,6 +73,7 @@ def test_wrong_use_is_code_2_and_names_the_value(arguments, words, capsys):
         (["generate", "  "], "the text is empty"),
         (["eval", "tiny", "--checkpoint", "missing"], "missing"),
         (["generate", "hi", "--mesh", "data=1000"], "has 1000 devices"),
+        (["generate", "hi", "--memory", "0.001"], "may use 0.00"),
         (
             ["generate", "hi", "--kv-dtype", "float32", "--max-length", "64", "--mesh", "tensor=99"],
             "tensor 99",
