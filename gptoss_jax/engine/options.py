@@ -17,7 +17,7 @@ _TILE = 16
 """Tokens in a tile of a TPU's memory; 8-bit entries have twice as many."""
 
 _SHORTEST_CHUNK = 32
-KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")
+KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,6 @@ class EngineOptions:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise RequestError(f"{name} is {value!r}: it must be a whole number from {least}")
-        if self.page_size % _TILE and self.page_size < self.max_length:
-            raise RequestError(f"page_size is {self.page_size}: it must be a multiple of {_TILE}")
         if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
             raise RequestError(f"kv_dtype is {self.kv_dtype!r}: it must be one of {', '.join(KV_DTYPES)}")
 
@@ -95,6 +93,9 @@ def lay_out(options: EngineOptions, config: ModelConfig, shape: MeshShape, dtype
     page = min(options.page_size, _up(options.max_length, tile))
     columns = -(-options.max_length // page)
     slack = _up(options.decode_steps, tile)
+    if page % tile:
+        cached = f" for {kv_dtype} entries" if tile > _TILE else ""
+        raise RequestError(f"page_size is {page}: it must be a multiple of {tile}{cached}")
     ring = min(_up(config.sliding_window, tile) + slack, _up(options.max_length, tile))
     pages = slots * columns if options.pages is None else options.pages
     if pages < columns:

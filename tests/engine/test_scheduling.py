@@ -187,7 +187,14 @@ def test_a_cancelled_request_frees_its_slot_and_pages_at_once() -> None:
         ({"decode_steps": 2.5}, "decode_steps is 2.5: it must be a whole number from 1"),
         ({"page_size": 24}, "page_size is 24: it must be a multiple of 16"),
         ({"pages": 3}, "pages is 3: the longest sequence, 64 tokens, needs 4 of 16 tokens"),
-        ({"kv_dtype": "int3"}, "kv_dtype is 'int3': it must be one of float32, bfloat16, float8_e4m3fn"),
+        (
+            {"kv_dtype": "int3"},
+            "kv_dtype is 'int3': it must be one of float32, bfloat16, float8_e4m3fn, float8_e5m2",
+        ),
+        (
+            {"kv_dtype": "float8_e5m2"},
+            "page_size is 16: it must be a multiple of 32 for float8_e5m2 entries",
+        ),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_in_one_line(changes: dict, message: str) -> None:
