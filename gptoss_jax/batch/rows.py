@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -174,7 +175,7 @@ def prepare(document: Mapping[str, Any], envelope: Envelope, context: RowContext
     except RowError:
         raise
     except (HarmonyError, ValueError) as error:
-        raise RowError("invalid_request", _one_line(error)) from None
+        raise _invalid(error, body) from None
     if len(prompt) >= context.engine.max_length:
         raise RowError(
             "context_length_exceeded",
@@ -189,7 +190,7 @@ def prepare(document: Mapping[str, Any], envelope: Envelope, context: RowContext
         field = _format_field(form) if str(error).startswith("the final content") else "tools"
         raise RowError("invalid_json_schema", f"{field}: {_one_line(error)}", field) from None
     except RequestError as error:
-        raise RowError("invalid_request", _one_line(error)) from None
+        raise _invalid(error, body) from None
     return Prepared(envelope, form, body, request)
 
 
@@ -260,6 +261,14 @@ def _conversation(body: Mapping[str, Any], form: Form, context: RowContext) -> C
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _invalid(error: Exception, body: Mapping[str, Any]) -> RowError:
+    """The error of a row whose messages, tools or sampling are wrong; it begins with the field at fault."""
+    message = _one_line(error)
+    path = re.match(r"\w+[\w.\[\]]*", message)
+    is_field = path is not None and re.split(r"\W", path[0])[0] in body
+    return RowError("invalid_request", message, path[0] if path is not None and is_field else None)
 
 
 def _one_line(error: BaseException) -> str:

@@ -38,6 +38,9 @@ class ScriptedEngine:
     def check(self, request: Request) -> None:
         if len(request.prompt) >= self.max_length:
             raise RequestError("too long")
+        for token in request.sampling.logit_bias:
+            if token >= self.encoding.size:
+                raise RequestError(f"logit_bias holds token {token}: ids must be below {self.encoding.size}")
         if request.sampling.grammar is not None:
             self._compiler.check(request.sampling.grammar)
 

@@ -234,6 +234,25 @@ def test_the_shape_of_an_error_row_follows_the_form_of_its_line(
     assert unknown["response"] is None
 
 
+@pytest.mark.parametrize(
+    ("line", "parameter"),
+    [
+        (chat(messages=[{"role": "robot", "content": "Hi"}]), "messages[0].role"),
+        (chat(stop=["a", 5]), "stop[1]"),
+        (chat(tools=tool(strict="yes", parameters={})), "tools[0].function.strict"),
+        (chat(response_format=strict({"type": "array", "uniqueItems": True})), "response_format"),
+        (responses(text={"format": {"type": "xml"}}), "text.format.type"),
+        (responses(tool_choice="required"), "tool_choice"),
+        (chat(logit_bias={"999": 1}), "logit_bias"),
+    ],
+)
+def test_an_error_names_the_field_for_programs_too(
+    line, parameter, engine, encoding, write_lines, read_rows, tmp_path
+):
+    run_batch(write_lines([line]), tmp_path / "out.jsonl", engine=engine, encoding=encoding)
+    assert error_of(read_rows(tmp_path / "out.jsonl")[1])["param"] == parameter
+
+
 def test_a_fault_inside_the_program_is_a_row_with_status_500(
     engine, encoding, write_lines, read_rows, tmp_path, monkeypatch
 ):
