@@ -32,7 +32,7 @@ _EXPERT_TILE = 512
 _EXPERT_COPIES = 2 + 4 + 4
 """Bytes for each number of those rows: as they go in, as they come out, and back in their order."""
 
-_LOGIT_COPIES = 8
+_LOGIT_COPIES = 10
 """Arrays as large as the logits while tokens are drawn."""
 
 _PROGRAM, _SPARE = 3 * _MIB, 64 * _MIB
@@ -101,18 +101,22 @@ def parameter_bytes(config: ModelConfig, shape: MeshShape, dtype: Any, form: For
     return device_bytes(nnx.split(model)[1])
 
 
-def step_bytes(config: ModelConfig, shape: MeshShape, layout: Layout) -> int:
+def step_bytes(config: ModelConfig, shape: MeshShape, layout: Layout, form: Form | None) -> int:
     """Bytes that a step may need on a device while it runs, its program included.
 
     Most of it is, when prompts are computed, the rows of all experts and what they leave, and when tokens are
-    drawn, rows of the whole vocabulary.
+    drawn, rows of the whole vocabulary. A 7x also copies the other weights into larger tiles before it
+    decodes.
     """
     tokens = shape.expert * max(bucket.rows * bucket.tokens for bucket in layout.buckets)
     pairs = tokens * config.experts_per_token
     rows = pairs + _EXPERT_TILE * config.num_experts // shape.expert_shards
     prefill = _EXPERT_COPIES * rows * config.hidden_size
-    sampled = layout.slots // shape.tensor
-    decode = _LOGIT_COPIES * sampled * 4 * padded_vocabulary(config, shape.tensor)
+    vocabulary = padded_vocabulary(config, shape.tensor)
+    decode = _LOGIT_COPIES * 4 * layout.slots // shape.tensor * vocabulary
+    if form not in (None, "e5m2"):
+        heads = 2 * config.num_layers * (config.num_heads + config.num_kv_heads) * config.head_size
+        decode += 2 * (heads + vocabulary) * config.hidden_size // shape.tensor
     return max(prefill, decode) + _PROGRAM * config.num_layers + _SPARE
 
 
@@ -154,7 +158,7 @@ def _least(
         parameters=parameter_bytes(config, shape, jnp.dtype(dtype), form),
         rings=device_bytes((shapes.cache.rings, shapes.cache.held)),
         state=device_bytes(shapes.decode_inputs()) + max(chunks),
-        reserve=step_bytes(config, shape, layout),
+        reserve=step_bytes(config, shape, layout, form),
         pages=options.pages or layout.page_columns,
         most_pages=layout.slots * layout.page_columns,
         page_size=layout.cache.page_size,
