@@ -24,7 +24,7 @@ from gptoss_jax.engine.scheduler import Copy, Part, Scheduler
 from gptoss_jax.engine.sequence import Sequence
 from gptoss_jax.engine.slots import SlotTable
 from gptoss_jax.engine.statistics import Statistics
-from gptoss_jax.engine.steps import Drawn, Masks
+from gptoss_jax.engine.steps import Drawn
 from gptoss_jax.model import Transformer
 from gptoss_jax.sharding import MeshShape, make_mesh, shape_of
 from pallas_kernels.expert_matmul import form_for
@@ -201,7 +201,8 @@ class Engine:
 
         Requests are drawn from the iterable a few at a time, and of those the longest start first. Raises
         `RequestError` at a request that `check` refuses. If the caller stops early, unfinished sequences are
-        given up.
+        given up. Meanwhile nobody else may call `step`, and updates of requests that were added otherwise are
+        lost.
         """
         source = iter(requests)
         mine: dict[str, int] = {}  # samples that are not finished
@@ -314,7 +315,7 @@ class Engine:
         if not members:
             return False
         patch, table, words, masked = self._table.fill(ready)
-        masks = Masks(words, masked) if masked.any() else None
+        masks = (words, masked) if masked.any() else None
         self.statistics.dispatches += 1
         self.statistics.blocked_dispatches += not self._flights
         self.statistics.decode_steps += steps

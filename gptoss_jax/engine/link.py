@@ -50,9 +50,15 @@ class Follower:
         self._connection = connection
 
     def follow(self, perform: Callable[[str, tuple[np.ndarray, ...]], Any]) -> None:
-        """Makes each call that the first process sends, until it closes."""
+        """Makes each call that the first process sends, until it closes.
+
+        Raises ConnectionError if that process ends without closing.
+        """
         while True:
-            name, arrays = _unpack(self._connection.recv_bytes())
+            try:
+                name, arrays = _unpack(self._connection.recv_bytes())
+            except EOFError:
+                raise ConnectionError("the first process has ended before it closed its engine") from None
             if name == _CLOSE:
                 self._connection.close()
                 return

@@ -60,10 +60,16 @@ class Runner:
         """Runs a `Chunk` into the cache."""
         self._call("prefill", *chunk)
 
-    def decode(self, patch: np.ndarray, table: np.ndarray, steps: int, masks: Masks | None = None) -> Drawn:
-        """Draws up to `steps` tokens of every slot; see `gptoss_jax.engine.steps.decode`. Returns at once."""
-        arrays = () if masks is None else tuple(masks)
-        drawn: Drawn = self._call("decode", patch, table, np.int32(steps), *arrays)
+    def decode(
+        self,
+        patch: np.ndarray,
+        table: np.ndarray,
+        steps: int,
+        masks: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> Drawn:
+        """Draws up to `steps` tokens of every slot; see `gptoss_jax.engine.steps.decode`. `masks`: the fields
+        of `Masks`. Returns at once."""
+        drawn: Drawn = self._call("decode", patch, table, np.int32(steps), *(masks or ()))
         return drawn
 
     def set_slots(self, origin: np.ndarray, stops: np.ndarray) -> None:

@@ -145,8 +145,8 @@ class Scheduler:
             for sequence in sorted(shard.running, key=lambda one: one.order):
                 if sequence.shard < 0 or not sequence.decodes:
                     continue
-                reach = min(sequence.computed + sequence.flying + steps, self._layout.max_length)
-                missing = -(-reach // size) - len(sequence.pages)
+                further = min(sequence.flying + steps, sequence.control.allowance())
+                missing = -(-(sequence.computed + further) // size) - len(sequence.pages)
                 while missing > 0 and sequence.shard >= 0:
                     pages = shard.store.allocate(missing)
                     if pages is not None:
@@ -225,5 +225,5 @@ class Scheduler:
 
 
 def _next_boundary(shard: _Shard, sequence: Sequence, computed: int) -> int:
-    """The next place after `computed` tokens where prompts part, so that others could go on from there; or 0."""
+    """The next place after `computed` tokens where prompts part, for others to go on from there; or 0."""
     return min(shard.store.boundaries(sequence.tokens, computed), default=0)

@@ -71,21 +71,20 @@ class Sequence:
 
     def update(self, finish: FinishReason | None = None, stop: str | None = None) -> Update:
         """The tokens that were not reported yet, and the completion if it is finished."""
-        start, self.reported = self.reported, self.generated
-        logprobs = None if self.logprobs is None else tuple(self.logprobs)
-        tokens = self.tokens[self.prompt_length :]
+        begin, self.reported = self.reported, self.generated
+        tokens = self.tokens[self.prompt_length + begin :]
+        logprobs = None if self.logprobs is None else tuple(self.logprobs[begin:])
         completion = None
         if finish is not None:
             completion = Completion(
                 id=self.request.id,
-                tokens=tokens,
+                tokens=self.tokens[self.prompt_length :],
                 finish_reason=finish,
                 prompt_tokens=self.prompt_length,
                 sample=self.sample,
                 stop=stop,
                 cached_tokens=min(self.cached, self.prompt_length),
-                logprobs=logprobs,
+                logprobs=None if self.logprobs is None else tuple(self.logprobs),
                 grammar_complete=self.control.grammar_complete,
             )
-        new = None if logprobs is None else logprobs[start:]
-        return Update(self.request.id, self.sample, tokens[start:], new, completion)
+        return Update(self.request.id, self.sample, tokens, logprobs, completion)

@@ -12,7 +12,6 @@ from flax import nnx
 from gptoss_jax.cache import EMPTY, Cache, CacheShape, new_cache
 from gptoss_jax.model import Transformer
 
-
 QUICKLY = {"xla_backend_optimization_level": 0}
 """Compiled quickly, not well: a step here takes seconds to compile and milliseconds to run."""
 
