@@ -101,7 +101,7 @@ class Generation:
         usages = [sample.usage for sample in self.samples]
         return Usage(
             prompt_tokens=len(self.prompt_tokens),
-            cached_tokens=max((usage.cached_tokens for usage in usages), default=0),
+            cached_tokens=min((usage.cached_tokens for usage in usages), default=0),
             generated_tokens=sum(usage.generated_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         )
