@@ -126,8 +126,10 @@ def make_mesh(
     if devices[0].platform == "tpu" and len(devices) > 1:
         from jax.experimental import mesh_utils
 
-        # Knows which chips are neighbours: the last axis, which talks most, gets the nearest ones.
-        return Mesh(mesh_utils.create_device_mesh(tuple(shape), list(devices)), AXES)
+        # Knows which chips are neighbours: the last axis, which talks most, gets the nearest ones. An axis
+        # need not be a whole side of the slice: 8 of the devices of a 4x4 are a side and half of another.
+        arranged = mesh_utils.create_device_mesh(tuple(shape), list(devices), allow_split_physical_axes=True)
+        return Mesh(arranged, AXES)
     return Mesh(np.array(devices).reshape(tuple(shape)), AXES)
 
 

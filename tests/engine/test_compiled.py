@@ -19,6 +19,7 @@ from checkpoints.parameters import parameter_specs
 from gptoss_jax.engine import compiled
 from gptoss_jax.engine.compiled import (
     TARGETS,
+    TOPOLOGIES,
     CompileError,
     EngineOnTPU,
     StepError,
@@ -28,7 +29,7 @@ from gptoss_jax.engine.compiled import (
 )
 from gptoss_jax.engine.memory import step_bytes
 from gptoss_jax.engine.options import EngineOptions
-from gptoss_jax.sharding import MeshShape
+from gptoss_jax.sharding import MeshShape, make_mesh
 
 pytest.importorskip("libtpu", reason="the TPU compiler (libtpu) is not installed")
 recent = pytest.mark.skipif(
@@ -38,6 +39,7 @@ recent = pytest.mark.skipif(
 GIB = 2**30
 CONFIGS = {"20b": GPT_OSS_20B, "120b": GPT_OSS_120B}
 CONTEXT = 8192
+FOUR_MACHINES = "v5e:4x4"
 
 
 @functools.cache
@@ -68,7 +70,9 @@ def held_bytes(target: Target, shape: MeshShape) -> int:
 
 @recent
 @pytest.mark.parametrize("step", ["decode", "prefill"])
-@pytest.mark.parametrize("target", TARGETS, ids=name_of)
+@pytest.mark.parametrize(
+    "target", [target for target in TARGETS if target.topology != FOUR_MACHINES], ids=name_of
+)
 def test_a_step_fits_copies_nothing_large_and_holds_nothing_twice(target: Target, step: str) -> None:
     engine = engine_on(target)
     bucket = engine.layout.buckets[-1]
@@ -87,6 +91,15 @@ def test_a_step_fits_copies_nothing_large_and_holds_nothing_twice(target: Target
     assert memory.temporaries + memory.outputs <= step_bytes(
         CONFIGS[target.model], engine.shape, engine.layout
     )
+
+
+@recent
+def test_a_step_over_four_machines_compiles() -> None:
+    config = dataclasses.replace(GPT_OSS_120B, num_layers=4)
+    options = EngineOptions(slots=64, max_length=CONTEXT, prefill_tokens=2048)
+    engine = EngineOnTPU(config, FOUR_MACHINES, options)
+    assert engine.shape == MeshShape(expert=2, tensor=8)
+    assert [step.complaints() for step in engine.measure()] == [[], []]
 
 
 def on_one_device(*shape: int, dtype: jnp.dtype = jnp.bfloat16) -> jax.ShapeDtypeStruct:
@@ -155,6 +168,14 @@ def test_without_the_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_eight_chips_are_one_machine() -> None:
     for topology, machines in (("v5e:2x4", 1), ("v6e:2x4", 1), ("v5e:4x4", 4), ("v5p:2x2x4", 4)):
         assert len({device.process_index for device in described_devices(topology)}) == machines
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_slice_has_a_mesh(topology: str) -> None:
+    for config in CONFIGS.values():
+        devices = described_devices(topology)
+        mesh = make_mesh(config, devices=devices)
+        assert sorted(device.id for device in mesh.devices.flat) == sorted(device.id for device in devices)
 
 
 def test_a_step_that_does_not_fit_is_refused_with_the_reason() -> None:
