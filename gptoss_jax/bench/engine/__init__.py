@@ -1,0 +1,1 @@
+"""The engine measured: its throughput, and what each of its devices against waste is worth."""

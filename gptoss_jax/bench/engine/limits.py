@@ -1,0 +1,57 @@
+"""The fewest bytes that a decode step must read, which bound its time on any device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from checkpoints.config import ModelConfig
+from gptoss_jax.model import Transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class StepBytes:
+    """Bytes that one decode step reads: weights that every token needs, experts, keys and values."""
+
+    dense: float
+    experts: float
+    cache: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.dense + self.experts + self.cache
+
+
+def distinct_experts(experts: int, active: int, tokens: int) -> float:
+    """How many of a layer's experts some tokens need, if every choice is equally likely."""
+    return experts * (1 - (1 - active / experts) ** tokens)
+
+
+def step_bytes(
+    model: Transformer, sequences: int, context: float, kv_dtype: DTypeLike | None = None
+) -> StepBytes:
+    """What a step of so many sequences reads, each of `context` tokens. Weights count as they are stored."""
+    config = model.config
+    dense = experts = 0.0
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        name, size = ".".join(map(str, path)), float(leaf.get_value().nbytes)
+        if name == "embedding.weight":  # looked up: a row for each sequence
+            dense += sequences * size / leaf.get_value().shape[0]
+        elif ".moe.experts." in name:
+            experts += size
+        else:
+            dense += size
+    share = distinct_experts(config.num_experts, config.experts_per_token, sequences) / config.num_experts
+    cache = sequences * cache_bytes(config, context, kv_dtype or model.dtype)
+    return StepBytes(dense, share * experts, cache)
+
+
+def cache_bytes(config: ModelConfig, context: float, dtype: DTypeLike) -> float:
+    """Keys and values of one sequence that a step reads: the window's on sliding layers."""
+    entry = 2 * config.num_kv_heads * config.head_size * jnp.dtype(dtype).itemsize
+    windows = [config.window(index) for index in range(config.num_layers)]
+    return sum(entry * (context if window is None else min(window, context)) for window in windows)

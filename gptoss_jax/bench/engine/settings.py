@@ -1,0 +1,59 @@
+"""How much work the benchmark does: a little on a CPU, what the published figures need elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The sizes of all parts.
+
+    rounds: timings of each side. slots: sequences side by side in all parts but `throughput`, which has
+    engines of `sequences` slots each. max_length, decode_steps: the engines'. prompt, generated: tokens of a
+    sequence. dispatches: how many a timed stretch of steady decoding has. requests: those of `batching` for
+    each slot, one in five of which has `long` tokens, the others `short`. prefix, prefix_requests: tokens of
+    a common beginning, and how many requests for each slot have it. copied: bytes whose copy measures the
+    bandwidth. questions: prompts of the embedded checkpoint on which 8-bit keys and values are judged, at
+    `places` each.
+    """
+
+    rounds: int = 3
+    slots: int = 64
+    sequences: tuple[int, ...] = (1, 8, 64, 256)
+    max_length: int = 2048
+    decode_steps: int = 16
+    prompt: int = 128
+    generated: int = 512
+    dispatches: int = 16
+    requests: int = 4
+    short: int = 64
+    long: int = 512
+    prefix: int = 512
+    prefix_requests: int = 2
+    copied: int = 1 << 32
+    questions: int = 16
+    places: int = 16
+
+
+ON_CPU = Settings(
+    slots=8,
+    sequences=(1, 4, 16),
+    max_length=320,
+    prompt=32,
+    generated=128,
+    dispatches=6,
+    short=16,
+    long=128,
+    prefix=256,
+    copied=1 << 27,
+    questions=8,
+    places=8,
+)
+
+
+def settings_here() -> Settings:
+    """The defaults for jax's default backend."""
+    return ON_CPU if jax.default_backend() == "cpu" else Settings()
