@@ -39,8 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     model = engine.add_mutually_exclusive_group()
     model.add_argument(
-        "--checkpoint",
-        default="tiny",
+        "--checkpoint",  # argparse takes one that is given as its default for one that is not given
         metavar="DIR",
         help='a checkpoint folder, or "tiny" for the one in the package (default)',
     )
@@ -105,7 +104,7 @@ def run_engine(options: argparse.Namespace) -> int:
     if options.random:
         subject = random_subject(options.random, named_config(options.random))
     else:
-        subject = checkpoint_subject(options.checkpoint)
+        subject = checkpoint_subject(options.checkpoint or "tiny")
     report = run.new_report(subject, settings)
     # The parts come as they are measured; as JSON they are one document, so they are told of meanwhile.
     out = sys.stderr if options.json else sys.stdout
