@@ -230,22 +230,29 @@ def test_tokens_that_differ_are_an_error_only_where_they_must_be_equal() -> None
         measuring.same_tokens("nothing to compare", {"a": [1]}, {}, exact=True)
 
 
+@pytest.fixture(scope="module")
+def parts(subject: Subject) -> dict[str, report.Part]:
+    """What every part but `kv`, which needs a trained model, finds with a small one."""
+    names = [name for name in run.PARTS if name != "kv"]
+    found = list(run.measure(subject, SMALL, names))
+    assert all(isinstance(part, report.Part) for part in found), "\n".join(map(str, found))
+    return dict(zip(names, found, strict=True))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", [name for name in run.PARTS if name != "kv"])
-def test_a_part_checks_and_measures(name: str, subject: Subject) -> None:
-    (part,) = run.measure(subject, SMALL, [name])
-    assert isinstance(part, report.Part), str(part)
+def test_a_part_checks_and_measures(name: str, parts: dict[str, report.Part]) -> None:
+    part = parts[name]
     assert part.name.split()[0] == name
     assert part.checked
     for figure in part.figures:
         assert len(figure.rounds) == 1
         assert np.isfinite(figure.median)
-    assert all(figure.what in str(part) for figure in part.figures)
+        assert figure.what in str(part)
 
 
-def test_reuse_prefills_the_common_beginning_once(subject: Subject) -> None:
-    (part,) = run.measure(subject, SMALL, ["prefix"])
-    (tokens,) = [f.median for f in part.figures if f.what.startswith("prefilled tokens")]
-    # Four prompts of 64 common tokens and 15 others; the last one of each is fed by the first step.
+def test_reuse_prefills_the_common_beginning_once(parts: dict[str, report.Part]) -> None:
+    (tokens,) = [f.median for f in parts["prefix"].figures if f.what.startswith("prefilled tokens")]
+    # Four prompts of 64 common tokens and 16 others; the last one of each is fed by the first step.
     assert tokens == 4 * (64 + 15) / (64 + 4 * 15)
 
 
