@@ -27,10 +27,11 @@ from pallas_kernels.mxfp4.tiled import Form
 _MIB, _GIB = 2**20, 2**30
 
 _EXPERT_TILE = 512
-"""Rows that an expert's own may be rounded up to."""
+"""Rows that an expert's own may be rounded up to, and columns that a row may."""
 
-_EXPERT_COPIES = 2 + 4 + 4
-"""Bytes for each number of those rows: as they go in, as they come out, and back in their order."""
+_ROW_BYTES, _PAIR_BYTES = 2 + 4, 4 + 4 + 2
+"""Bytes for each number of the experts' rows, as they go in and come out; and of those that are a token's,
+as they are put back in its order, gathered from the other devices and summed."""
 
 _LOGIT_COPIES = 10
 """Arrays as large as the logits while tokens are drawn."""
@@ -111,7 +112,8 @@ def step_bytes(config: ModelConfig, shape: MeshShape, layout: Layout, form: Form
     tokens = shape.expert * max(bucket.rows * bucket.tokens for bucket in layout.buckets)
     pairs = tokens * config.experts_per_token
     rows = pairs + _EXPERT_TILE * config.num_experts // shape.expert_shards
-    prefill = _EXPERT_COPIES * rows * config.hidden_size
+    columns = -(-config.hidden_size // _EXPERT_TILE) * _EXPERT_TILE
+    prefill = columns * (_ROW_BYTES * rows + _PAIR_BYTES * pairs)
     vocabulary = padded_vocabulary(config, shape.tensor)
     decode = _LOGIT_COPIES * 4 * layout.slots // shape.tensor * vocabulary
     if form not in (None, "e5m2"):

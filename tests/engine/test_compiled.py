@@ -89,7 +89,7 @@ def test_a_step_fits_copies_nothing_large_and_holds_nothing_twice(target: Target
     assert memory.complaints() == []
     # What the engine sets aside before it allocates anything is enough.
     assert memory.temporaries + memory.outputs <= step_bytes(
-        CONFIGS[target.model], engine.shape, engine.layout
+        CONFIGS[target.model], engine.shape, engine.layout, engine.shapes.form
     )
 
 
@@ -99,7 +99,10 @@ def test_a_step_over_four_machines_compiles() -> None:
     options = EngineOptions(slots=64, max_length=CONTEXT, prefill_tokens=2048)
     engine = EngineOnTPU(config, FOUR_MACHINES, options)
     assert engine.shape == MeshShape(expert=2, tensor=8)
-    assert [step.complaints() for step in engine.measure()] == [[], []]
+    reserve = step_bytes(config, engine.shape, engine.layout, engine.shapes.form)
+    for step in engine.measure():
+        assert step.complaints() == []
+        assert step.temporaries + step.outputs <= reserve
 
 
 def on_one_device(*shape: int, dtype: jnp.dtype = jnp.bfloat16) -> jax.ShapeDtypeStruct:
