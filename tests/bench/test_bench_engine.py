@@ -299,7 +299,18 @@ def test_a_part_that_fails_is_left_out_and_the_next_one_runs(
     found = list(run.measure(subject, SMALL, ["overhead", "batching"]))
     assert [str(one) for one in found] == ["overhead: left out: it is broken", str(good)]
     late = list(run.measure(subject, SMALL, ["throughput", "batching"], deadline=0.0))
-    assert {str(one).partition(": ")[2] for one in late} == {"left out: no time is left"}
+    reason = "left out: no time is left"
+    assert [str(one) for one in late] == [f"throughput 2: {reason}", f"batching: {reason}"]
+
+
+def test_without_an_encoding_only_grammars_are_left_out(subject: Subject) -> None:
+    (part,) = run.measure(dataclasses.replace(subject, encoding=None), SMALL, ["grammar"])
+    assert str(part).startswith("grammar: left out: there is no encoding")
+    program = (
+        "import sys; sys.modules.update(pydantic=None, llguidance=None, tiktoken=None)\n"
+        "from gptoss_jax.bench.engine import run, subject; assert subject._packaged_encoding() is None"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=SCRIPT.parents[1])
 
 
 def test_the_names_of_parts_are_the_same_everywhere() -> None:

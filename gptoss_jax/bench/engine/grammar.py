@@ -13,7 +13,6 @@ from gptoss_jax.bench.engine.report import Figure, Part, millis, percent, ratios
 from gptoss_jax.bench.engine.settings import Settings
 from gptoss_jax.bench.engine.subject import Subject
 from gptoss_jax.engine import Engine, Request, SamplingParams
-from gptoss_jax.engine.grammar import Grammar
 
 SCHEMA = {
     "type": "array",
@@ -136,6 +135,8 @@ def _run(
     subject: Subject, settings: Settings, engine: Engine, free: int, bound: int, number: int
 ) -> tuple[Work, Tokens]:
     """Steady decoding of so many rows of each kind; the work, and all tokens since their beginning."""
+    from gptoss_jax.engine.grammar import Grammar  # needs packages that nothing else here needs
+
     assert subject.encoding is not None
     encoding = subject.encoding
     schema = SamplingParams(reasoning_budget=1, grammar=Grammar.json_schema(SCHEMA))

@@ -82,40 +82,34 @@ def measure(
     """The parts, each as soon as it is done. One that fails is left out, with its reason in one line; so is
     what would begin after the deadline, by `time.monotonic`."""
     if "throughput" in only:
-        yield from _guarded("throughput", lambda: throughput.measure(subject, settings), deadline)
-    rest = [name for name in PARTS if name in only and name in _ON_ONE_ENGINE]
-    if not rest:
-        return
-    with subject.engine(
-        slots=settings.slots, max_length=settings.max_length, decode_steps=settings.decode_steps
-    ) as engine:
-        for name in rest:
-            part = _ON_ONE_ENGINE[name]
-            todo = functools.partial(_one, part, subject, settings, engine)
-            yield from _guarded(name, todo, deadline)
-            if engine.unfinished:  # a part failed on the way
-                return
+        for sequences in settings.sequences:
+            name = f"throughput {sequences}"
+            yield _guarded(
+                name, functools.partial(throughput.measure, subject, settings, sequences), deadline
+            )
+    engine: Engine | None = None
+
+    def on_one_engine(part: Callable[[Subject, Settings, Engine], Part]) -> Part:
+        nonlocal engine
+        if engine is None or engine.unfinished:  # a part that failed may leave something behind
+            options = {"slots": settings.slots, "max_length": settings.max_length}
+            engine = subject.engine(decode_steps=settings.decode_steps, **options)
+        return part(subject, settings, engine)
+
+    for name, measured in _ON_ONE_ENGINE.items():
+        if name in only:
+            yield _guarded(name, functools.partial(on_one_engine, measured), deadline)
+    if engine is not None:
+        engine.close()
 
 
-def _one(
-    part: Callable[[Subject, Settings, Engine], Part], subject: Subject, settings: Settings, engine: Engine
-) -> Iterator[Part]:
-    yield part(subject, settings, engine)
-
-
-def _guarded(name: str, parts: Callable[[], Iterator[Part]], deadline: float) -> Iterator[Part | LeftOut]:
+def _guarded(name: str, part: Callable[[], Part], deadline: float) -> Part | LeftOut:
     if time.monotonic() > deadline:
-        yield LeftOut(name, "no time is left")
-        return
+        return LeftOut(name, "no time is left")
     try:
-        for part in parts():
-            yield part
-            if time.monotonic() > deadline:
-                return
-    except BenchError as error:
-        yield LeftOut(name, str(error))
-    except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        yield LeftOut(name, str(error).strip().partition("\n")[0])
+        return part()
+    except (BenchError, RuntimeError, ValueError) as error:  # does not fit, does not compile, differs
+        return LeftOut(name, str(error).strip().partition("\n")[0])
 
 
 def dump(reports: Sequence[Report]) -> str:

@@ -26,11 +26,11 @@ class Settings:
     max_length: int = 2048
     decode_steps: int = 16
     prompt: int = 128
-    generated: int = 512
+    generated: int = 256
     dispatches: int = 16
     requests: int = 4
-    short: int = 64
-    long: int = 512
+    short: int = 32
+    long: int = 256
     prefix: int = 512
     prefix_requests: int = 2
     copied: int = 1 << 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -28,14 +27,11 @@ SHARE_GOAL = Goal(least=60)
 """Percent of the memory-bound limit that one stream should reach on an accelerator."""
 
 
-def measure(subject: Subject, settings: Settings) -> Iterator[Part]:
-    """A part for each number of sequences, with an engine of so many slots."""
-    for sequences in settings.sequences:
-        with subject.engine(
-            slots=sequences, max_length=settings.max_length, decode_steps=settings.decode_steps, snapshots=0
-        ) as engine:
-            yield _measure(subject, settings, engine, sequences)
-        del engine  # its cache, before the next one is made
+def measure(subject: Subject, settings: Settings, sequences: int) -> Part:
+    """So many sequences at once, in an engine of so many slots."""
+    options = {"slots": sequences, "max_length": settings.max_length, "snapshots": 0}
+    with subject.engine(decode_steps=settings.decode_steps, **options) as engine:
+        return _measure(subject, settings, engine, sequences)
 
 
 def _measure(subject: Subject, settings: Settings, engine: Engine, sequences: int) -> Part:
