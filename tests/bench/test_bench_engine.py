@@ -175,7 +175,9 @@ def test_static_batches_begin_when_the_one_before_has_ended(monkeypatch: pytest.
 
     def complete(engine: FakeEngine, group: list[Request]) -> measuring.Work:
         groups.append([request.id for request in group])
-        statistics = Statistics(generated_tokens=3, decode_steps=4, row_steps=6)
+        statistics = Statistics(
+            generated_tokens=3, decode_steps=4, row_steps=6, prefilled_tokens=1, padded_tokens=7
+        )
         return measuring.Work(2.0, statistics, {request.id: [1] for request in group})
 
     monkeypatch.setattr(batching, "complete", complete)
@@ -184,6 +186,7 @@ def test_static_batches_begin_when_the_one_before_has_ended(monkeypatch: pytest.
     assert (work.seconds, work.generated) == (4.0, 3)
     assert batching.slot_use(work.statistics, 2) == 6 / 16
     assert batching.row_use(work.statistics) == 6 / 12
+    assert batching.padding(work.statistics) == 7 / 8
 
 
 def test_the_device_waits_for_what_it_does_not_need_of_the_time() -> None:

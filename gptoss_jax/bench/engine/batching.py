@@ -68,6 +68,10 @@ def _figures(works: dict[str, list[Work]], slots: int) -> list[Figure]:
             percent(f"row use, {words}", [row_use(work.statistics) for work in works[name]])
             for name, words in _SIDES.items()
         ),
+        *(
+            percent(f"padding in prefill, {words}", [padding(work.statistics) for work in works[name]])
+            for name, words in _SIDES.items()
+        ),
     ]
 
 
@@ -93,6 +97,11 @@ def slot_use(statistics: Statistics, slots: int) -> float:
 def row_use(statistics: Statistics) -> float:
     """The same of the steps of slots that a sequence had."""
     return statistics.generated_tokens / statistics.row_steps
+
+
+def padding(statistics: Statistics) -> float:
+    """The share of the tokens that prefill steps had room for and that nothing filled."""
+    return statistics.padded_tokens / (statistics.padded_tokens + statistics.prefilled_tokens)
 
 
 def _length(request: Request) -> int:
