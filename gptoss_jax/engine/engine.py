@@ -37,6 +37,10 @@ _BACKLOG = 4
 """Requests that `run` draws ahead for each slot, so that it can start with the longest."""
 
 
+_MEMORY = 32
+"""Rows over which the number of tokens that verified rows keep is averaged."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Flight:
     """A dispatch that was sent and not read: who stood in which row, and for which epoch."""
@@ -93,6 +97,7 @@ class Engine:
         self._orders = itertools.count()
         self._flights: collections.deque[_Flight] = collections.deque()
         self._cancelled: list[str] = []
+        self._kept = float(self.options.decode_steps)  # tokens of a dispatch that verified rows kept lately
         self._compiler = None if encoding is None else _grammars(encoding, model.config.vocabulary_size)
 
     @property
@@ -314,6 +319,9 @@ class Engine:
         members = [sequence for sequence in ready if sequence.changed or sequence.armed > sequence.flying]
         if not members:
             return False
+        if all(sequence.control.verifies for sequence in members):
+            # What a dispatch draws beyond the first token that is refused, is drawn in vain.
+            steps = min(steps, round(2 * self._kept) + 1)
         patch, table, words, masked = self._table.fill(ready)
         masks = (words, masked) if masked.any() else None
         self.statistics.dispatches += 1
@@ -363,6 +371,8 @@ class Engine:
         sequence.armed -= len(kept)
         self.statistics.generated_tokens += len(kept) + len(verdict.forced)
         self.statistics.refused_tokens += len(drawn) - len(kept)
+        if sequence.control.verifies and drawn:
+            self._kept += (len(kept) - self._kept) / _MEMORY
         if sequence.logprobs is not None and likely is not None:
             most = sequence.request.sampling.logprobs or 0
             sequence.logprobs += [_logprobs(likely, step, row, most) for step in range(len(kept))]
