@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from harmony import HarmonyEncoding
 
 EFFORTS = ("low", "medium", "high")
-KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")
+KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """As in `gptoss_jax.engine.options`, which takes long to import."""
 
 AXES = ("data", "expert", "tensor")

@@ -5,8 +5,8 @@ import functools
 import jax
 import numpy as np
 import pytest
+from engine_model import GREEDY, STOP, make_engine, make_requests, run, small_model
 from flax import nnx
-from small_model import GREEDY, STOP, make_engine, make_requests, run, small_model
 
 from gptoss_jax.engine import Request, RequestError, SamplingParams
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small_model import GREEDY, OPTIONS, make_engine, make_requests, run, tokens_of
+from engine_model import GREEDY, OPTIONS, make_engine, make_requests, run, tokens_of
 
 from gptoss_jax.engine import Request, SamplingParams
 

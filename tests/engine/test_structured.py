@@ -7,9 +7,9 @@ import dataclasses
 import jax.numpy as jnp
 import jsonschema
 import pytest
+from engine_model import CONFIG
 from flax import nnx
 from grammar_schemas import SchemaMaker, validate
-from small_model import CONFIG
 
 from checkpoints import open_checkpoint
 from gptoss_jax.engine import Engine, Request, RequestError, SamplingParams
