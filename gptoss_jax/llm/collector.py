@@ -142,7 +142,7 @@ class Collector:
 
 
 @contextmanager
-def reporting(progress: Progress, total: int) -> Iterator[Callable[[int], None]]:
+def reporting(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
     """A function that reports how many of `total` prompts are done, as `progress` wants it."""
     if callable(progress):
         yield lambda done: progress(done, total)
