@@ -152,4 +152,4 @@ def reporting(progress: Progress, total: int) -> Iterator[Callable[[int], object
         from tqdm import tqdm
 
         with tqdm(total=total, unit=" prompts") as bar:
-            yield lambda done: bar.update(done - bar.n) and None
+            yield lambda done: bar.update(done - bar.n)
