@@ -14,7 +14,7 @@ import pytest
 from grammar_schemas import RandomModel, SchemaMaker, allowed, validate
 
 from checkpoints import open_checkpoint
-from gptoss_jax.engine.grammar import Grammar, GrammarCompiler, GrammarError, masks
+from gptoss_jax.engine.grammar import Grammar, GrammarCompiler, GrammarError
 from gptoss_jax.vocabulary import load_encoding_for
 from harmony import Role, load_harmony_encoding, parse_completion
 
@@ -80,23 +80,6 @@ def test_the_mask_is_exactly_the_tokens_that_would_be_accepted_at_random_points(
                 break
             assert matcher.accept([model.draw(matcher.mask(), rng)]) == 1
     assert matcher.mask().shape == ((ROWS + 31) // 32,) and matcher.mask().dtype == np.uint32
-
-
-def test_many_masks_at_once_are_the_same_as_one_by_one():
-    rng, model = np.random.default_rng(0), RandomModel(TINY, ROWS)
-    matchers = [COMPILER.compile(grammar) for grammar in list(GRAMMARS.values()) * 3]
-    for matcher in matchers:
-        model.complete(matcher, rng, most=rng.integers(30))
-    out = np.full((len(matchers) + 1, (ROWS + 31) // 32), 0xDEADBEEF, np.uint32)
-    masks(matchers, out)
-    for row, matcher in zip(out, matchers, strict=False):
-        assert (row == matcher.mask()).all()
-    assert (out[-1] == 0xDEADBEEF).all()
-
-
-def test_masks_refuse_an_array_of_another_width():
-    with pytest.raises(ValueError, match="words a row"):
-        masks([COMPILER.compile(GRAMMARS["object"])], np.zeros((1, 3), np.uint32))
 
 
 # What a document may be
@@ -475,11 +458,10 @@ def test_a_grammar_that_grows_too_complex_while_it_is_followed_says_so(monkeypat
     monkeypatch.setattr(llguidance, "LLParserLimits", lambda **options: limits(**options, step_max_items=100))
     compiler = GrammarCompiler(TINY, ROWS)
     matcher = at(Grammar.lark('start: x\nx: x x x | x x | "a"'), FINAL, compiler=compiler)
-    out = np.zeros((1, len(matcher.mask())), np.uint32)
     with pytest.raises(GrammarError, match=r"cannot be followed: .*[Tt]oo many") as caught:
         for _ in range(100):
             assert matcher.accept(TINY.encode_ordinary("a")) == 1
-            masks([matcher], out)
+            matcher.mask()
     assert "\n" not in str(caught.value)
     with pytest.raises(GrammarError):
         matcher.mask()

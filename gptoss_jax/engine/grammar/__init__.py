@@ -3,7 +3,7 @@
 from gptoss_jax.engine.grammar.asked import Document, Function, Grammar, GrammarError
 from gptoss_jax.engine.grammar.bodies import grammar_from_body
 from gptoss_jax.engine.grammar.compiler import GrammarCompiler
-from gptoss_jax.engine.grammar.matcher import Matcher, masks
+from gptoss_jax.engine.grammar.matcher import Matcher
 
 __all__ = [
     "Document",
@@ -13,5 +13,4 @@ __all__ = [
     "GrammarError",
     "Matcher",
     "grammar_from_body",
-    "masks",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import numpy as np
 from gptoss_jax.engine.grammar.asked import GrammarError
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher
+    from llguidance import LLMatcher
 
     from gptoss_jax.engine.grammar.compiler import Compiled
 
@@ -187,33 +186,3 @@ def reason_of(failed: LLMatcher) -> str:
         return "no text can meet it from here on"
     line = " ".join(re.split(r"\n +\d+ \| ", error)[0].split()).removesuffix(" <non-verbose/>")
     return line if len(line) <= MOST_REASON else f"{line[: MOST_REASON - 1]}…"
-
-
-def masks(matchers: Sequence[Matcher], out: np.ndarray) -> None:
-    """Writes every matcher's mask into its row of `out`, uint32 [matchers or more, words], in parallel."""
-    if out.dtype != np.uint32 or out.ndim != 2 or not out.flags.c_contiguous or len(out) < len(matchers):
-        raise ValueError(
-            f"out is {out.dtype} {out.shape}: it must be contiguous uint32 [>= {len(matchers)}, words]"
-        )
-    asked = []
-    for row, matcher in enumerate(matchers):
-        words = matcher._compiled.vocabulary.words
-        if out.shape[1] != words:
-            raise ValueError(f"out has {out.shape[1]} words a row: the vocabulary needs {words}")
-        known = matcher._known_mask()
-        if known is None:
-            asked.append((matcher, row))
-        else:
-            out[row] = known
-    if asked:
-        pairs = [(matcher._ll, row) for matcher, row in asked]
-        _executor().unsafe_compute_mask_ptr(pairs, out.ctypes.data, out.shape[1] * 4, len(out))
-    for matcher, row in asked:
-        matcher._checked(out[row])
-
-
-@functools.cache
-def _executor() -> LLExecutor:
-    from llguidance import LLExecutor
-
-    return LLExecutor()
