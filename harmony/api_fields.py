@@ -1,79 +1,100 @@
-"""Reading the fields of OpenAI's API bodies: each check names the field in its one-line error."""
+"""Reads the fields of OpenAI's API bodies. Each function raises HarmonyFormatError, which names the field."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from .errors import HarmonyFormatError, shown
+from .errors import HarmonyFormatError, shown_json
+from .json_data import json_data
+from .json_types import JsonObject
 from .messages import ToolDescription
-from .numbers import compact_json
+from .surrogates import without_surrogates
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""The types of parts that hold text → the field that holds it."""
+
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-def require(holds: bool, field: str, value: Any, allowed: str) -> None:
-    """Raises unless the condition holds."""
+def require(holds: bool, field: str, value: object, allowed: str) -> None:
+    """Raises HarmonyFormatError "`field` is `value`: it must be `allowed`" unless the condition holds."""
     if not holds:
-        raise HarmonyFormatError(f"{field} is {shown(value)}: it must be {allowed}")
+        raise HarmonyFormatError(f"{field} is {shown_json(value)}: it must be {allowed}")
 
 
-def string(value: Any, field: str) -> str:
-    """A string that can be encoded."""
-    require(isinstance(value, str), field, value, "a string")
-    try:
-        value.encode("utf-16", "surrogatepass").decode("utf-16")
-    except UnicodeDecodeError:
-        raise HarmonyFormatError(f"{field} is {shown(value)}: it has a lone surrogate") from None
+def as_object(value: object, field: str) -> Mapping[str, object]:
+    """The value, if it is an object."""
+    if not isinstance(value, Mapping):
+        raise HarmonyFormatError(f"{field} is {shown_json(value)}: it must be an object")
     return value
 
 
-def text_of(value: Any, field: str) -> str:
-    """Text, or the joined texts of a list of parts."""
+def as_list(value: object, field: str, allowed: str = "a list") -> Sequence[object]:
+    """The value, if it is a list."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise HarmonyFormatError(f"{field} is {shown_json(value)}: it must be {allowed}")
+    return value
+
+
+def string(value: object, field: str) -> str:
+    """The value, if it is a string without lone surrogates."""
+    if not isinstance(value, str):
+        raise HarmonyFormatError(f"{field} is {shown_json(value)}: it must be a string")
+    try:
+        without_surrogates(value)
+    except ValueError:
+        raise HarmonyFormatError(f"{field} is {shown_json(value)}: it has a lone surrogate") from None
+    return value
+
+
+def text_of(value: object, field: str) -> str:
+    """A string, or the texts of a list of parts, joined."""
     if isinstance(value, str):
         return string(value, field)
-    require(isinstance(value, Sequence), field, value, "a string or a list of text parts")
     texts = []
-    for index, part in enumerate(value):
+    for index, item in enumerate(as_list(value, field, "a string or a list of text parts")):
         where = f"{field}[{index}]"
-        require(isinstance(part, Mapping), where, part, "an object")
+        part = as_object(item, where)
         kind = part.get("type")
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-            raise HarmonyFormatError(f"{where}.type is {shown(kind)}: it must be {', '.join(_TEXT_PARTS)}")
+            raise HarmonyFormatError(
+                f"{where}.type is {shown_json(kind)}: it must be {', '.join(_TEXT_PARTS)}"
+            )
         texts.append(string(part.get(_TEXT_PARTS[kind]), f"{where}.{_TEXT_PARTS[kind]}"))
     return "".join(texts)
 
 
-def function_name(value: Any, field: str) -> str:
-    """A name that is one word of a header or a heading."""
+def function_name(value: object, field: str) -> str:
+    """The value, if it can be the name of a function."""
     name = string(value, field)
     if not FUNCTION_NAME.fullmatch(name):
         raise HarmonyFormatError(
-            f"{field} is {shown(name)}: it must be letters, digits, '_', '-' and '.' only"
+            f"{field} is {shown_json(name)}: it must be letters, digits, '_', '-' and '.' only"
         )
     return name
 
 
-def function_tools(tools: Any, *, nested: bool) -> list[ToolDescription]:
-    """The functions among the tools; Chat Completions nests a function in a field `function`."""
+def function_tools(tools: object, *, nested: bool) -> list[ToolDescription]:
+    """The functions among the tools of a request; tools of other types are left out.
+
+    `nested` is True for Chat Completions, where a function is in the field `function` of its tool, and False
+    for Responses.
+    """
     if tools is None:
         return []
-    require(isinstance(tools, Sequence) and not isinstance(tools, str), "tools", tools, "a list")
     functions: list[ToolDescription] = []
-    for index, tool in enumerate(tools):
+    for index, item in enumerate(as_list(tools, "tools")):
         field = f"tools[{index}]"
-        require(isinstance(tool, Mapping), field, tool, "an object")
+        tool = as_object(item, field)
         if tool.get("type") != "function":
             continue
         if nested:
             field += ".function"
-            tool = tool.get("function")
-            require(isinstance(tool, Mapping), field, tool, "an object")
+            tool = as_object(tool.get("function"), field)
         name = function_name(tool.get("name"), f"{field}.name")
         if any(name == other.name for other in functions):
-            raise HarmonyFormatError(f"{field}.name is {shown(name)}: another function has this name")
+            raise HarmonyFormatError(f"{field}.name is {shown_json(name)}: another function has this name")
         description = tool.get("description")
         parameters = tool.get("parameters")
         schema = {} if parameters is None else json_schema(parameters, f"{field}.parameters")
@@ -81,29 +102,29 @@ def function_tools(tools: Any, *, nested: bool) -> list[ToolDescription]:
             ToolDescription(
                 name=name,
                 description="" if description is None else string(description, f"{field}.description"),
-                parameters=None if _takes_nothing(schema) else schema,
+                parameters=None if _has_no_properties(schema) else schema,
             )
         )
     return functions
 
 
-def json_schema(value: Any, field: str) -> dict[str, Any]:
-    """A JSON Schema that can be rendered: finite numbers, Unicode strings, nesting within bounds."""
-    require(isinstance(value, Mapping), field, value, "an object")
+def json_schema(value: object, field: str) -> JsonObject:
+    """A JSON Schema as JSON data that can be rendered: finite numbers, Unicode text, at most 128 levels."""
+    schema = as_object(value, field)
     try:
-        text = compact_json(value)
+        data = json_data(schema)
     except ValueError as error:
-        raise HarmonyFormatError(f"{field} is no JSON Schema: {error}") from None
-    string(text, field)
-    return dict(value)
+        raise HarmonyFormatError(f"{field} is not a JSON Schema: {error}") from None
+    assert isinstance(data, dict)  # as it is made of a mapping
+    return data
 
 
-def _takes_nothing(schema: Mapping[str, Any]) -> bool:
+def _has_no_properties(schema: JsonObject) -> bool:
     return not schema or (schema.get("type") == "object" and not schema.get("properties"))
 
 
-def chosen_tools(functions: list[ToolDescription], choice: Any) -> list[ToolDescription]:
-    """The functions that `tool_choice` leaves to the model."""
+def chosen_tools(functions: list[ToolDescription], choice: object) -> list[ToolDescription]:
+    """The functions that the model may still call under a request's `tool_choice`."""
     if choice is None or choice in ("auto", "required"):
         return functions
     if choice == "none":
@@ -115,18 +136,24 @@ def chosen_tools(functions: list[ToolDescription], choice: Any) -> list[ToolDesc
         name = (nested if isinstance(nested, Mapping) else choice).get("name")
         chosen = [function for function in functions if function.name == name]
         if not chosen:
-            raise HarmonyFormatError(f"tool_choice names {shown(name)}: no function in tools has this name")
+            raise HarmonyFormatError(
+                f"tool_choice names {shown_json(name)}: no function in tools has this name"
+            )
         return chosen
     raise HarmonyFormatError(
-        f"tool_choice is {shown(choice)}: it must be none, auto, required or a function of tools"
+        f"tool_choice is {shown_json(choice)}: it must be none, auto, required or a function of tools"
     )
 
 
-def schema_format(form: Any, field: str, *, nested: bool) -> tuple[str, dict[str, Any], str | None] | None:
-    """Name, schema and description of the format; Chat Completions nests them in `json_schema`."""
-    if form is None:
+def schema_format(value: object, field: str, *, nested: bool) -> tuple[str, JsonObject, str | None] | None:
+    """The name, the JSON Schema and the description of a response format; None for plain text.
+
+    The description is None if there is none. `nested` is True for Chat Completions, where all three are in
+    the field `json_schema`, and False for Responses.
+    """
+    if value is None:
         return None
-    require(isinstance(form, Mapping), field, form, "an object")
+    form = as_object(value, field)
     kind = form.get("type")
     if kind == "text":
         return None
@@ -134,15 +161,12 @@ def schema_format(form: Any, field: str, *, nested: bool) -> tuple[str, dict[str
         return "json_object", {"type": "object"}, None
     if kind != "json_schema":
         raise HarmonyFormatError(
-            f"{field}.type is {shown(kind)}: it must be text, json_object or json_schema"
+            f"{field}.type is {shown_json(kind)}: it must be text, json_object or json_schema"
         )
     if nested:
         field += ".json_schema"
-        form = form.get("json_schema")
-        require(isinstance(form, Mapping), field, form, "an object")
+        form = as_object(form.get("json_schema"), field)
     name = function_name(form.get("name"), f"{field}.name")
     schema = json_schema(form.get("schema", {}), f"{field}.schema")
     description = form.get("description")
-    if description is not None:
-        string(description, f"{field}.description")
-    return name, schema, description
+    return name, schema, None if description is None else string(description, f"{field}.description")

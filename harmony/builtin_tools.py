@@ -1,10 +1,10 @@
-"""The built-in tools, declared in the exact words that the model was trained on."""
+"""The built-in tools, described in the exact words that the model was trained on."""
 
 from __future__ import annotations
 
-from typing import Any
+from .json_types import JsonObject
 
-BROWSER: dict[str, Any] = {
+BROWSER: JsonObject = {
     "name": "browser",
     "description": (
         "Tool for browsing.\n"
@@ -69,7 +69,7 @@ BROWSER: dict[str, Any] = {
     ],
 }
 
-PYTHON: dict[str, Any] = {
+PYTHON: JsonObject = {
     "name": "python",
     "description": (
         "Use this tool to execute Python code in your chain of thought. The code will not be shown to the "

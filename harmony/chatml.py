@@ -1,29 +1,31 @@
-"""ChatML, the older format of other models ↔ harmony conversations.
+"""ChatML, the conversation format of many other models ↔ harmony conversations.
 
-A transcript is messages `<|im_start|>role\\n…<|im_end|>`; an assistant's thoughts stand in `<think>`, its
-calls as JSON in `<tool_call>`, their results in `<tool_response>`, and the functions as JSON Schema in
-`<tools>` inside the system message.
+A ChatML transcript is a series of messages `<|im_start|>role\\n…<|im_end|>`. An assistant's message has its
+chain of thought in `<think>` and its calls as JSON in `<tool_call>`. The results of calls are in
+`<tool_response>`. The system message has the functions as JSON Schema in `<tools>`.
 
-A result has no id in ChatML: it answers the earliest call that waits for one, and a user's message ends the
-waiting. What ChatML and harmony cannot carry is stated in `chatml_losses`; the rest survives the way there
-and back.
+Results have no ids in ChatML. A result belongs to the earliest call that has none yet; after a user's message
+the calls before it get no results any more. `chatml_losses` lists what a conversion loses in each direction.
+All else survives the way there and back.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from .errors import HarmonyFormatError, shown
+from .json_types import Json, JsonObject
 from .messages import Conversation, DeveloperContent, Message, Role, TextContent, ToolDescription
 from .numbers import json_value
 from .openai_formats import called_function, conversation_from_chat
 
 _BLOCK = re.compile(r"\s*<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
-_CALL = re.compile(r"\n?<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+# With nothing between them, the tags are not a call: the text is about the tags.
+_CALL = re.compile(r"\s*<tool_call>\s*((?!</tool_call>)\S.*?)\s*</tool_call>", re.DOTALL)
+_TAGS = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 _TOOLS_HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -39,13 +41,14 @@ _TOOLS_TAIL = (
 def conversation_from_chatml(
     text: str, *, reasoning_effort: str | None = None, current_date: str | None = None
 ) -> Conversation:
-    """The conversation of a ChatML transcript; `current_date` is `YYYY-MM-DD`, by default today's.
+    """The conversation of a ChatML transcript.
 
-    Raises HarmonyFormatError naming the message, counted from 0.
+    `reasoning_effort` is one of `messages.EFFORT_WORDS`; None: medium. `current_date` is `YYYY-MM-DD`; None:
+    today. Raises HarmonyFormatError, which names the message, counted from 0.
     """
-    messages: list[dict[str, Any]] = []
-    tools: list[Any] = []
-    waiting: list[str] = []  # ids of the calls without a result
+    messages: list[JsonObject] = []
+    tools: list[JsonObject] = []
+    waiting: list[str] = []  # ids of the calls that have no result yet
     position = 0
     for number, (role, content, end) in enumerate(_blocks(text)):
         position = end
@@ -68,15 +71,15 @@ def conversation_from_chatml(
             waiting = []
             messages.append({"role": "user", "content": content})
         elif role == "assistant":
-            turn = _read_turn(content, where, f"call_{number}_")
-            waiting += [call["id"] for call in turn["tool_calls"]]
-            messages.append(turn)
+            read = _read_turn(content, where, f"call_{number}_")
+            waiting += read.call_ids
+            messages.append(read.message)
         else:
             raise HarmonyFormatError(
-                f"{where} has the role {shown(role)}: it must be system, user, assistant or tool"
+                f"{where} has the role {role}: it must be system, user, assistant or tool"
             )
     if text[position:].strip():
-        raise HarmonyFormatError(f"{shown(text[position:].strip())} stands outside of any message")
+        raise HarmonyFormatError(f"{shown(text[position:].strip())} is outside of any message")
     return conversation_from_chat(
         messages, tools=tools, reasoning_effort=reasoning_effort, current_date=current_date
     )
@@ -85,7 +88,7 @@ def conversation_from_chatml(
 def chatml_from_conversation(conversation: Conversation) -> str:
     """The ChatML transcript of a conversation.
 
-    Raises HarmonyFormatError where text holds a tag that would change the transcript: ChatML cannot escape.
+    Raises HarmonyFormatError if a text contains one of ChatML's tags: ChatML cannot escape them.
     """
     instructions: list[str] = []
     functions: list[ToolDescription] = []
@@ -123,18 +126,18 @@ def chatml_from_conversation(conversation: Conversation) -> str:
             blocks.append(_block("user", text))
         else:
             flush()
-            said = [text] if text else []
+            texts = [text] if text else []
             for part in message.content:
                 if isinstance(part, DeveloperContent):
-                    said += [] if part.instructions is None else [part.instructions]
+                    texts += [] if part.instructions is None else [part.instructions]
                     namespace = (part.tools or {}).get("functions")
                     functions += namespace.tools if namespace is not None else []
-            for one in said:
+            for one in texts:
                 _refuse(one, ("<|im_start|>", "<|im_end|>", "<tools>"), where)
             if blocks:
-                blocks += [_block("system", one) for one in said]
+                blocks += [_block("system", one) for one in texts]
             else:
-                instructions += said
+                instructions += texts
     flush()
     if functions:
         instructions.append(
@@ -146,7 +149,7 @@ def chatml_from_conversation(conversation: Conversation) -> str:
 
 @dataclass
 class _Turn:
-    """Consecutive messages of the assistant that ChatML writes as one."""
+    """Consecutive messages of the assistant, which ChatML writes as one."""
 
     thoughts: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
@@ -157,14 +160,14 @@ class _Turn:
         return bool(self.thoughts or self.content or self.calls)
 
     def is_over_before(self, message: Message) -> bool:
-        """Whether the message cannot follow in one turn: thoughts, text and calls come in this order."""
+        """Whether a message needs a new turn: in one turn, thoughts come first, then text, then calls."""
         is_thought = message.channel == "analysis" and not message.is_call
         return bool(self.calls and not message.is_call) or bool(is_thought and self.content)
 
     def add(self, message: Message, text: str, where: str) -> None:
         name = called_function(message)
         if name is not None:
-            call = {"name": name, "arguments": call_arguments(text)}
+            call: JsonObject = {"name": name, "arguments": call_arguments(text)}
             self.calls.append(f"<tool_call>\n{_json(call)}\n</tool_call>")
         elif message.channel == "analysis":
             _refuse(text, ("</think>",), where)
@@ -184,7 +187,7 @@ class _Turn:
 
 
 def _blocks(text: str) -> list[tuple[str, str, int]]:
-    """Role, content and end of each message, up to where no message follows."""
+    """Role, content and end position of each message, as far as messages follow one another."""
     blocks = []
     position = 0
     while found := _BLOCK.match(text, position):
@@ -193,49 +196,80 @@ def _blocks(text: str) -> list[tuple[str, str, int]]:
     return blocks
 
 
-def _split_tools(content: str, where: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """A system message's instructions, if it has any, and its tools, as Chat Completions has them."""
+def _split_tools(content: str, where: str) -> tuple[str | None, list[JsonObject]]:
+    """A system message's instructions (None: it has none), and its tools in the form of Chat Completions."""
     head, opened, rest = content.rpartition("<tools>\n")
     listed, closed, tail = rest.partition("</tools>")
     if not opened or not closed:
         return content, []
-    tools = []
+    tools: list[JsonObject] = []
     for line in filter(None, map(str.strip, listed.split("\n"))):
         tool = _json_object(line, f"{where}, a tool in <tools>,")
         tools.append(tool if "function" in tool else {"type": "function", "function": tool})
     if (head + opened).endswith(_TOOLS_HEAD) and "\n" + closed + tail == _TOOLS_TAIL:
         before = (head + opened).removesuffix(_TOOLS_HEAD)
         return before.removesuffix("\n\n") if before else None, tools
-    before = head[: head.rfind("# Tools")] if "# Tools" in head else head
-    after = tail.rpartition("</tool_call>")[2]
-    return "\n\n".join(filter(None, (before.strip(), after.strip()))) or None, tools
+    before = _before_wording(head).strip()
+    after = _after_wording(tail).strip()
+    return "\n\n".join(filter(None, (before, after))) or None, tools
 
 
-def _read_turn(content: str, where: str, ids: str) -> dict[str, Any]:
-    """An assistant's message as Chat Completions has it."""
-    turn: dict[str, Any] = {"role": "assistant"}
+def _before_wording(head: str) -> str:
+    """The text before the heading that introduces `<tools>`, or else before the sentence that does."""
+    start = head.rfind("# Tools")
+    if start < 0:
+        tags = head.find("<tools></tools>")
+        if tags < 0:
+            return head
+        start = 1 + max(head.rfind(end, 0, tags) for end in (". ", "! ", "? ", "\n"))
+    return head[:start]
+
+
+def _after_wording(tail: str) -> str:
+    """The text after the last mention of `<tool_call>`, which is an example or a line that names the tags."""
+    mentions = list(_TAGS.finditer(tail))
+    if not mentions:
+        return tail
+    after = tail[mentions[-1].end() :]
+    is_example = bool(mentions[-1].group(1).strip())
+    return after if is_example else after.partition("\n")[2]
+
+
+class _ReadTurn(NamedTuple):
+    """An assistant's message in the form of Chat Completions, and the ids of its calls."""
+
+    message: JsonObject
+    call_ids: list[str]
+
+
+def _read_turn(content: str, where: str, ids: str) -> _ReadTurn:
+    """Reads an assistant's message; `ids` begins the ids of its calls."""
+    turn: JsonObject = {"role": "assistant"}
     opening = re.match(r"\s*<think>\n?", content)
     if opening:
         thoughts, _, content = content[opening.end() :].partition("</think>")
         turn["reasoning"] = thoughts.removesuffix("\n")
         content = content.removeprefix("\n").removeprefix("\n")
-    calls = []
+    calls: list[Json] = []
+    call_ids = []
     for number, call in enumerate(_CALL.findall(content)):
         data = _json_object(call, f"{where}, call {number},")
         arguments = data.get("arguments", {})
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        calls.append({"id": f"{ids}{number}", "function": {"name": data.get("name"), "arguments": arguments}})
+        call_ids.append(f"{ids}{number}")
+        function: JsonObject = {"name": data.get("name"), "arguments": arguments}
+        calls.append({"id": call_ids[-1], "function": function})
     turn["tool_calls"] = calls
     before, *others = _CALL.split(content)
-    after = filter(None, map(str.strip, others[1::2]))  # between them stand the calls
+    after = filter(None, map(str.strip, others[1::2]))  # the other half are the calls
     turn["content"] = "\n\n".join([*([before] if before or not calls else []), *after])
     if not turn["content"] and turn.get("reasoning"):
         turn["content"] = None
-    return turn
+    return _ReadTurn(turn, call_ids)
 
 
-def _json_object(text: str, where: str) -> dict[str, Any]:
+def _json_object(text: str, where: str) -> JsonObject:
     try:
         value = json_value(text)
     except ValueError:
@@ -245,8 +279,8 @@ def _json_object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def call_arguments(text: str) -> Any:
-    """How a call's JSON has its arguments: as an object if they are one, else as their text."""
+def call_arguments(text: str) -> Json:
+    """The arguments of a call as its JSON has them: an object if the text is one, else the text itself."""
     try:
         value = json_value(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -255,9 +289,9 @@ def call_arguments(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def tool_entry(tool: ToolDescription) -> dict[str, Any]:
-    """A function as `<tools>` lists it, which is as Chat Completions does."""
-    function: Mapping[str, Any] = {
+def tool_entry(tool: ToolDescription) -> JsonObject:
+    """A function as `<tools>` lists it, which is its form in Chat Completions."""
+    function: JsonObject = {
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.parameters or {"type": "object", "properties": {}},
@@ -265,8 +299,8 @@ def tool_entry(tool: ToolDescription) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _json(value: Any) -> str:
-    """JSON on one line, in which no tag can be read: JSON can escape."""
+def _json(value: Json) -> str:
+    """JSON on one line, with ChatML's tags escaped."""
     return re.sub(r"<(?=\|im_|/?tool)", r"\\u003c", json.dumps(value, ensure_ascii=False))
 
 

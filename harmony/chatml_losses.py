@@ -1,4 +1,4 @@
-"""What a conversation loses on its way to ChatML, and what a transcript loses on its way from there."""
+"""What is lost when a conversation is converted to ChatML, and when ChatML is converted to a conversation."""
 
 from __future__ import annotations
 
@@ -37,55 +37,61 @@ Loss = Literal[
 LOST_IN_CHATML: Mapping[Loss, str] = {
     "settings": "the system message: the model's identity, the dates, the reasoning effort, the list of "
     "channels, the built-in tools",
-    "instructions": "whether a text stands in a system or a developer message, as its instructions or beside "
-    "them",
-    "tools": "namespaces other than `functions`, that one's description, functions that no request can "
-    "define (by their names or schemas), and where functions are defined if not in the first developer "
-    "message",
+    "instructions": "whether a text is in a system or a developer message, and whether it is there as "
+    "instructions or as text",
+    "tools": "namespaces other than `functions` and the description of that one, functions that no request "
+    "can define because of their names or schemas, and the place of function definitions other than the "
+    "first developer message",
     "formats": "response formats",
     "header": "authors' names; content types; channels other than `analysis`, `commentary` and `final`, and "
-    "of calls and results any but `commentary`; recipients other than functions of calls and `assistant` of "
-    "results; and whether `to=` stands behind the role or the channel",
-    "result": "which call a result answers, if not the earliest one since the user spoke that waits for it",
-    "phase": "that a text is a preamble where no call follows it, or an answer where one does",
-    "borders": "the borders between messages that stand in one turn (two thoughts, two texts or two messages "
-    "of instructions become one) and between the parts of a message",
-    "silence": "messages without text beside others in one turn, and developer messages that say nothing",
-    "layout": "how the JSON of a call's arguments is laid out",
+    "in calls and results any but `commentary`; recipients other than functions in calls and `assistant` in "
+    "results; and whether `to=` is after the role or the channel",
+    "result": "which call a result belongs to, if not to the earliest call after the last user message that "
+    "has no result yet",
+    "phase": "that a text is a preamble, if no call follows it, or an answer, if a call does",
+    "borders": "the borders between messages of one turn (two thoughts, two texts or two messages of "
+    "instructions become one) and between the parts of a message",
+    "silence": "empty messages beside others in one turn, and empty developer messages",
+    "layout": "the layout of the JSON of a call's arguments, and white space between a text and the call "
+    "after it",
 }
-"""What ChatML cannot carry. Tags inside of text are refused, for it cannot escape them."""
+"""What ChatML cannot express.
+
+A text with one of ChatML's tags is refused instead: ChatML cannot escape it.
+"""
 
 LOST_IN_HARMONY = (
-    "how the JSON of tools and calls is laid out",
+    "the layout of the JSON of tools and calls",
     "white space around `<think>`, `<tool_call>` and `<tool_response>`",
-    "where a text stands that follows a call: it is read as if it stood before it",
+    "a `<think>` with nothing in it, which some models write when they do not think",
+    "the place of a text that follows a call: it is read as if it came before the call",
     "the wording around `<tools>`",
-    "whether results stand in `user` or in `tool` messages",
+    "whether results are in `user` or in `tool` messages",
 )
-"""What harmony cannot carry of a ChatML transcript."""
+"""What harmony cannot express of a ChatML transcript."""
 
 
 class Lost(NamedTuple):
     """Something that one message of a conversation loses."""
 
     message: int
-    """Its index."""
+    """Index of the message."""
     what: Loss
-    """The key of what is stated in `LOST_IN_CHATML`."""
+    """The kind of loss: a key of `LOST_IN_CHATML`."""
     detail: str
-    """What it is in this message, as words that go on after "lost:"."""
+    """What this message loses, such as "the channel x"."""
 
 
 def lost_in_chatml(conversation: Conversation) -> list[Lost]:
-    """Everything that ChatML cannot carry of a conversation, in order.
+    """Everything that a conversation loses in ChatML, in the order of its messages.
 
-    Nothing but the settings of the first system message lost means that
-    `conversation_from_chatml(chatml_from_conversation(…))` gives the other messages back as they are.
+    If only settings of the first system message are lost, then
+    `conversation_from_chatml(chatml_from_conversation(…))` gives all other messages back as they are.
     """
     messages = conversation.messages
-    waiting: list[str | None] = []  # the tools whose results have not come
-    is_front = True  # where ChatML gathers instructions and functions
-    developers = 0  # there
+    waiting: list[str | None] = []  # the recipients of the calls that have no result yet
+    is_front = True  # before the first turn: ChatML puts all instructions and functions there together
+    developers = 0  # how many developer messages have come
     found = []
     for number, message in enumerate(messages):
         losses: list[tuple[Loss, str]] = []
@@ -104,7 +110,7 @@ def lost_in_chatml(conversation: Conversation) -> list[Lost]:
                     waiting.append(message.recipient)
                     losses += _of_call(message)
                 else:
-                    losses += _of_said(messages, number)
+                    losses += _of_text(messages, number)
         if message.author.role in (Role.USER, Role.ASSISTANT, Role.TOOL):
             is_front = False
             losses += _of_parts(message)
@@ -139,14 +145,14 @@ def _of_header(message: Message) -> _Losses:
     if message.content_type != usual_type:
         yield "header", f"the content type {message.content_type or '(none)'}"
     if message.recipient is not None and message.recipient_place != "role":
-        yield "header", "that to= stands behind the channel"
+        yield "header", "that to= is after the channel"
 
 
 def _of_parts(message: Message) -> _Losses:
     if len(message.content) != 1:
         yield "borders", f"its division into {len(message.content)} parts"
     if not all(isinstance(part, TextContent) for part in message.content):
-        yield "settings", "what is not text in it"
+        yield "settings", "its parts that are not text"
 
 
 # System and developer messages
@@ -160,7 +166,7 @@ def _of_system_message(message: Message) -> _Losses:
             for detail in _settings(part):
                 yield "settings", detail
         else:
-            yield "instructions", "that its text stands in a system message"
+            yield "instructions", "that its text is in a system message"
 
 
 def _settings(content: SystemContent) -> Iterator[str]:
@@ -187,7 +193,7 @@ def _of_developer_message(message: Message, is_front: bool, earlier: int) -> _Lo
         yield "borders", f"its division into {len(message.content)} parts"
     for part in message.content:
         if not isinstance(part, DeveloperContent):
-            yield "instructions", "that its text is not set as instructions"
+            yield "instructions", "that its text is not instructions"
             continue
         if part.tools is not None:
             yield from _of_tools(part.tools)
@@ -227,7 +233,7 @@ def _can_be_defined(tool: ToolDescription) -> bool:
         return False
 
 
-# Calls, results, and what the assistant says
+# Calls, results, and texts of the assistant
 
 
 def _of_call(message: Message) -> _Losses:
@@ -241,13 +247,13 @@ def _of_call(message: Message) -> _Losses:
 
 def _of_result(message: Message, called: str | None) -> _Losses:
     if called is None:
-        yield "result", "which call it answers, for none waits for a result"
+        yield "result", "which call it belongs to (no call lacks a result)"
     elif message.author.name != called:
         yield "result", f"that it comes from {message.author.name}"
 
 
-def _of_said(messages: Sequence[Message], number: int) -> _Losses:
-    """What the assistant's turn, which ChatML writes as one message, does to a thought or a text in it."""
+def _of_text(messages: Sequence[Message], number: int) -> _Losses:
+    """What a thought or a text of the assistant loses because ChatML writes the whole turn as one message."""
     message = messages[number]
     before = messages[number - 1] if number else None
     following = messages[number + 1] if number + 1 < len(messages) else None
@@ -262,5 +268,11 @@ def _of_said(messages: Sequence[Message], number: int) -> _Losses:
     elif message.channel == "final" and calls:
         yield "phase", "that it is an answer: before a call it is read back as a preamble"
     is_after_thought = before is not None and before.channel == "analysis" and not before.is_call
-    if not _text(message) and (is_thought or calls or is_after_thought):
+    text = _text(message)
+    if calls and not is_thought and text != text.rstrip():
+        if text.isspace():
+            yield "silence", "that it is there"
+        else:
+            yield "layout", "the white space at its end"
+    if not text and (is_thought or calls or is_after_thought):
         yield "silence", "that it is there"

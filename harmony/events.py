@@ -1,4 +1,4 @@
-"""What happens while a completion is parsed, as data."""
+"""What the recovering parser returns: events, diagnostics, and a completion as a whole."""
 
 from __future__ import annotations
 
@@ -8,44 +8,50 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from .errors import shown
+from .json_types import JsonObject
 from .messages import Author, Message
 
 Problem = Literal[
     "unknown_token",  # an id outside the vocabulary; one U+FFFD stands for it
-    "special_token_in_content",  # a special token where only text belongs; kept as its literal text
-    "special_token_in_header",
+    "not_a_token",  # not an integer; one U+FFFD stands for it, and `raw` is its `repr`
+    "special_token_in_content",  # a special token where only text belongs; its name is kept as text
+    "special_token_in_header",  # the same in a header
     "missing_start",  # a header without `<|start|>`
-    "missing_role",
-    "missing_message",  # a header that ended without `<|message|>`; what text it held became content
-    "missing_end",  # a message ended by the next one's header
-    "text_in_header",  # words that are no part of a header; they became content
-    "empty_channel",
-    "empty_recipient",
-    "two_channels",  # `analysis` wins, else the first
-    "two_recipients",  # the first wins
-    "two_content_types",  # the first wins
-    "tokens_after_stop",
-    "ended_by_endoftext",
-    "truncated",  # the stream ended inside a message or header
+    "missing_role",  # a header without a role; the message gets the role given to the parser
+    "missing_message",  # a header without `<|message|>`; text in it became content
+    "missing_end",  # the next header began before the message had ended; the message ends there
+    "text_in_header",  # words that are not part of a header; they became content
+    "empty_channel",  # `<|channel|>` with nothing after it
+    "empty_recipient",  # `to=` with nothing after it
+    "two_channels",  # `analysis` counts, else the first
+    "two_recipients",  # the first counts
+    "two_content_types",  # the first counts
+    "tokens_after_stop",  # tokens after the last message that do not begin another; left out
+    "ended_by_endoftext",  # `<|endoftext|>` ended a message
+    "truncated",  # the stream ended inside a message or a header
 ]
-"""What can be wrong with a completion."""
+"""What can be wrong with a completion, and how the parser reads it then."""
 
 EndToken = Literal["<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"]
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One thing that was wrong, and how it was read is said at `Problem`."""
+    """One thing that was wrong with a completion."""
 
     what: Problem
+    """Which problem; `Problem` lists them."""
     where: int
-    """Index of the first token concerned."""
+    """Index of the first token of the problem."""
     raw: str
-    """The text of the tokens concerned, special tokens included."""
+    """The text of its tokens, special tokens included."""
 
 
 class MessageStarted(NamedTuple):
-    """A message's header is read; its content begins."""
+    """The header of a message has been read, and its content begins.
+
+    `number` counts the messages of the stream from 0. None: the header has no such field.
+    """
 
     number: int
     author: Author
@@ -55,7 +61,7 @@ class MessageStarted(NamedTuple):
 
 
 class ContentDelta(NamedTuple):
-    """Text was added to the message `number`. All deltas of a message add up to its content."""
+    """Text was added to the message `number`. All deltas of a message together are its content."""
 
     number: int
     text: str
@@ -65,7 +71,10 @@ class ContentDelta(NamedTuple):
 
 
 class MessageFinished(NamedTuple):
-    """A message is whole, or the stream ended inside it (`end` is None then)."""
+    """The message `number` has ended.
+
+    `end` is the token that ended it; None: the next header, or the stream's end.
+    """
 
     number: int
     message: Message
@@ -73,14 +82,17 @@ class MessageFinished(NamedTuple):
 
 
 class CallReady(NamedTuple):
-    """The finished message `number` calls a tool; it follows the message's `MessageFinished`."""
+    """The message `number` is a call of a tool.
+
+    Comes after its `MessageFinished`, if a token ended the message.
+    """
 
     number: int
     message: Message
 
 
 class Stopped(NamedTuple):
-    """The model ended its turn: `<|return|>`, `<|call|>` or `<|endoftext|>`."""
+    """The model ended its turn, with `<|return|>`, `<|call|>` or `<|endoftext|>`."""
 
     end: EndToken
 
@@ -97,9 +109,9 @@ _EVENT_TYPES: dict[str, type[Event]] = {
 _EVENT_NAMES = {kind: name for name, kind in _EVENT_TYPES.items()}
 
 
-def event_to_dict(event: Event) -> dict[str, Any]:
-    """An event as JSON data: its fields, and its `type`, such as "content_delta"."""
-    data: dict[str, Any] = {"type": _EVENT_NAMES[type(event)]}
+def event_to_dict(event: Event) -> JsonObject:
+    """An event as JSON data: its `type`, such as "content_delta", and its fields."""
+    data: JsonObject = {"type": _EVENT_NAMES[type(event)]}
     for name, value in event._asdict().items():
         if isinstance(value, Message):
             value = value.to_dict()
@@ -110,7 +122,7 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 
 
 def event_from_dict(data: Mapping[str, Any]) -> Event:
-    """Inverse of `event_to_dict`. Raises ValueError for another type or other fields."""
+    """The event of `event_to_dict`'s data. Raises ValueError for an unknown type or other fields."""
     fields = dict(data)
     name = fields.pop("type", None)
     kind = _EVENT_TYPES.get(name)
@@ -127,16 +139,16 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class ParsedCompletion:
-    """What a completion says."""
+    """The messages of a completion, and what was wrong with it."""
 
     messages: list[Message]
     complete: bool
-    """Whether a token that ends a message closed the last one."""
+    """True if a token ended the last message; False if the stream ended inside a message or a header."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
     end: EndToken | None = None
-    """The token that closed the last message."""
+    """The token that ended the last message; None if none did."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The completion as JSON data."""
         return {
             "messages": [message.to_dict() for message in self.messages],

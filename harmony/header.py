@@ -1,4 +1,7 @@
-"""Headers as the known library reads them: as text, by a few positional rules."""
+"""Reads headers as openai-harmony does: as text, by the position of each word.
+
+`recovered_header` reads malformed headers too. Both use the rules here for the words that a header can have.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,33 @@ from typing import NamedTuple
 
 from .errors import HarmonyError
 from .messages import Author, Message, Role, TextContent
+from .splitting import WHITE_SPACE
 
 CHANNEL = "<|channel|>"
 CONSTRAIN = "<|constrain|>"
 
-WHITE_SPACE = frozenset(
-    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-    "\u2028\u2029\u202f\u205f\u3000"
-)
-"""Unicode's White_Space. Python's own idea of space has the separators U+001C to U+001F besides."""
-
+_FORBIDDEN = re.compile(r"\s|<\||\|>")
 _TRIMMED = "".join(sorted(WHITE_SPACE))
 _CHANNEL_END = re.compile(f"[{_TRIMMED}<]")
 _ASCII_SPACES = re.compile(r"[ \t\n\f\r]+")
 
 
+def is_word(value: str) -> bool:
+    """True if a name, channel or recipient can stand in a header without changing the rest of it."""
+    return bool(value) and not _FORBIDDEN.search(value) and not value.startswith("to=")
+
+
+def is_content_type(value: str) -> bool:
+    """True if a content type can stand in a header without changing the rest of it.
+
+    It is words separated by spaces, or `<|constrain|>` followed by any number of such words, also none.
+    """
+    words = [word for word in value.removeprefix(CONSTRAIN).split(" ") if word]
+    return all(map(is_word, words)) and (bool(words) or value.startswith(CONSTRAIN))
+
+
 class Header(NamedTuple):
-    """What stands before `<|message|>`."""
+    """What a header says. A field that is None is absent from it."""
 
     author: Author
     recipient: str | None
@@ -32,7 +45,7 @@ class Header(NamedTuple):
     content_type: str | None
 
     def message(self, text: str) -> Message:
-        """The message with this header and one part of text."""
+        """The message with this header and one text part."""
         return Message.model_construct(
             author=self.author.model_copy(),
             content=[TextContent(text=text)],
@@ -43,7 +56,7 @@ class Header(NamedTuple):
 
 
 def parse_header(text: str, role: Role | None) -> Header:
-    """Reads a whole header. Raises HarmonyError when words are left over."""
+    """Reads a whole header. Raises HarmonyError if words are left over, and as `parse_leading_header`."""
     header, rest = parse_leading_header(text, role, reads_recipient=True)
     if rest is not None:
         raise HarmonyError(
@@ -53,11 +66,11 @@ def parse_header(text: str, role: Role | None) -> Header:
 
 
 def parse_leading_header(text: str, role: Role | None, *, reads_recipient: bool) -> tuple[Header, str | None]:
-    """Reads a header and returns what is left over.
+    """Reads a header; returns it and the words that are left over, or None if there are none.
 
-    With `role` given, the text starts after the role. Without `reads_recipient` only the role and the
-    channel are read and the rest is left over. Raises HarmonyError without a role, or when the channel is
-    empty.
+    With a `role`, the text starts after the role. With `reads_recipient=False` only the role and the channel
+    are read, and all other words are left over. Raises HarmonyError if the header has no role or its channel
+    is empty.
     """
     text, channel = _take_channel(text)
     text = text.strip(_TRIMMED).replace(CONSTRAIN, f" {CONSTRAIN}")
@@ -89,7 +102,10 @@ def _take_channel(text: str) -> tuple[str, str | None]:
 
 
 def _author(words: list[str], role: Role | None) -> tuple[Author, list[str]]:
-    """The author and the words after it. An unknown first word with more behind it is a tool's name."""
+    """The author, and the words after it.
+
+    If the first word is not a role and others follow, it is a tool's name.
+    """
     name = None
     if role is None:
         if not words:
@@ -107,7 +123,10 @@ def _author(words: list[str], role: Role | None) -> tuple[Author, list[str]]:
 
 
 def author_of(word: str) -> Author:
-    """The author whose rendered form is this word; a word that names no role is a tool's name."""
+    """The author that a header writes as this word, such as `user:alice`.
+
+    A word that is not a role is a tool's name.
+    """
     head, colon, name = word.partition(":")
     if head in Role._value2member_map_ and head != Role.TOOL.value:
         if not colon:

@@ -1,4 +1,4 @@
-"""Which chain of thought stays in the prompt: the policies for leaving out `analysis` messages."""
+"""Which chain of thought stays in the prompt: the policies that drop old `analysis` messages."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Literal
 from .messages import Message, Role
 
 AnalysisPolicy = Literal["compatible", "guide", "none"]
-"""`compatible`: what openai-harmony 0.0.8 does. `guide`: what the format's guide says. `none`: all stays."""
+"""`compatible`: as openai-harmony 0.0.8 does. `guide`: as OpenAI's guide says. `none`: drops nothing."""
 
 
 def without_old_analysis(messages: Sequence[Message], policy: AnalysisPolicy) -> Sequence[Message]:
-    """The messages that the policy leaves in the prompt.
+    """The messages that stay in the prompt under a policy.
 
-    "compatible" acts only when the last assistant message is final, and then drops the `analysis` messages
-    before the *first* final one. "guide" drops those before the *last* final one, also while the model is
-    at work on a later turn, whose analysis stays; the result of a dropped call goes with it.
+    "compatible" does nothing unless the last assistant message is final. Then it drops the `analysis`
+    messages before the *first* final message. "guide" drops the `analysis` messages before the *last* final
+    message, and the results of the calls among them. The analysis of a turn that is not finished stays.
     """
     finals = [index for index, message in enumerate(messages) if message.channel == "final"]
     if policy == "none" or not finals:
         return messages
     if policy == "compatible":
-        said = [message for message in messages if message.author.role is Role.ASSISTANT]
-        if not said or said[-1].channel != "final":
+        by_assistant = [message for message in messages if message.author.role is Role.ASSISTANT]
+        if not by_assistant or by_assistant[-1].channel != "final":
             return messages
         return [
             message
             for index, message in enumerate(messages)
             if index > finals[0] or not _is_analysis(message)
         ]
-    spoken = [index for index in finals if messages[index].author.role is Role.ASSISTANT]
-    return _guided(messages, spoken[-1]) if spoken else messages
+    answers = [index for index in finals if messages[index].author.role is Role.ASSISTANT]
+    return _without_analysis_before(messages, answers[-1]) if answers else messages
 
 
-def _guided(messages: Sequence[Message], last_final: int) -> list[Message]:
+def _without_analysis_before(messages: Sequence[Message], last_final: int) -> list[Message]:
     kept = []
     dropped_calls: list[str] = []
     for index, message in enumerate(messages):

@@ -1,8 +1,8 @@
-"""What a conversation is made of: roles, contents, messages.
+"""The parts of a conversation: roles, contents, messages.
 
-The names and the behaviour are those of the `openai_harmony` package, so that switching is an import line.
-Beyond it: `model_dump` and `to_dict` lose nothing, descriptions of tools are optional, and developer
-content can hold response formats.
+Names and behaviour are those of `openai_harmony`, so a program switches by changing its import. Beyond it,
+`model_dump` and `to_dict` lose nothing, a tool's description is optional, and developer content can hold
+response formats.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 
+from .json_types import JsonObject
+
 DEFAULT_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 DEFAULT_KNOWLEDGE_CUTOFF = "2024-06"
 
 
-class Role(str, Enum):  # noqa: UP042 - str(Role.USER) is known to be 'Role.USER'
-    """Who speaks. Instructions of a role outrank those of the roles below it here."""
+class Role(str, Enum):  # noqa: UP042 - str(Role.USER) is 'Role.USER', as users of openai_harmony expect
+    """Who wrote a message.
+
+    Where instructions contradict each other, the system's come first, then the developer's, the user's, the
+    assistant's and a tool's.
+    """
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -33,19 +39,19 @@ class Role(str, Enum):  # noqa: UP042 - str(Role.USER) is known to be 'Role.USER
 
 
 class Author(BaseModel):
-    """A role and, for tools always and for others at times, a name."""
+    """A role and a name. A tool needs a name; for other roles it is optional (None: no name)."""
 
     role: Role
     name: str | None = None
 
     @classmethod
     def new(cls, role: Role, name: str) -> Author:
-        """An author with a name."""
+        """An author with this name."""
         return cls(role=role, name=name)
 
 
 class ReasoningEffort(str, Enum):  # noqa: UP042 - as Role
-    """How long the model thinks."""
+    """How much the model should reason before it answers."""
 
     LOW = "Low"
     MEDIUM = "Medium"
@@ -61,57 +67,61 @@ EFFORT_WORDS: dict[str, ReasoningEffort] = {
     "xhigh": ReasoningEffort.HIGH,
     "max": ReasoningEffort.HIGH,
 }
-"""The effort words that clients send, mapped to the three levels that the model was trained on."""
+"""The words for reasoning effort that API clients send → the three levels that the model was trained on."""
 
 
 class Content(BaseModel):
     """One part of a message's content."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The part as JSON data, with its `type`."""
-        raise TypeError(f"{type(self).__name__} is not a content: use TextContent or another subclass")
+    def to_dict(self) -> JsonObject:
+        """The part as JSON data, with its `type`. Raises NotImplementedError: each subclass has its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no to_dict: use TextContent or another content")
 
 
 class TextContent(Content):
-    """Text. It is always encoded as ordinary text, whatever it looks like."""
+    """Text. It is always encoded as ordinary text, even if it looks like a special token."""
 
     type: Literal["text"] = Field(default="text", repr=False)
     text: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The part as JSON data, with its `type`."""
         return {"type": "text", "text": self.text}
 
 
 class ToolDescription(BaseModel):
-    """A function that the model may call; `parameters` is a JSON Schema."""
+    """A function that the model may call.
+
+    `parameters` is the JSON Schema of its arguments; None: it takes none.
+    """
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] | None = None
+    parameters: dict[Any, Any] | None = None
 
     @classmethod
-    def new(
-        cls, name: str, description: str = "", parameters: dict[str, Any] | None = None
-    ) -> ToolDescription:
-        """A function that the model may call."""
+    def new(cls, name: str, description: str = "", parameters: JsonObject | None = None) -> ToolDescription:
+        """A function with these fields."""
         return cls(name=name, description=description, parameters=parameters)
 
 
 class ChannelConfig(BaseModel):
-    """The channels that the system message allows."""
+    """The channels that the system message lists.
+
+    With `channel_required` True, the system message says that every message must have one.
+    """
 
     valid_channels: list[str]
     channel_required: bool
 
     @classmethod
     def require_channels(cls, channels: list[str]) -> ChannelConfig:
-        """These channels, one of which every message must carry."""
+        """These channels; every message must have one of them."""
         return cls(valid_channels=channels, channel_required=True)
 
 
 class ToolNamespaceConfig(BaseModel):
-    """A namespace of functions, or a tool without functions such as `python`."""
+    """A namespace of functions, or a tool without functions such as `python` (`tools` is empty then)."""
 
     name: str
     description: str | None = None
@@ -119,33 +129,33 @@ class ToolNamespaceConfig(BaseModel):
 
     @staticmethod
     def browser() -> ToolNamespaceConfig:
-        """The browser, in the words that the model was trained on."""
+        """The built-in browser, described in the words that the model was trained on."""
         from .builtin_tools import BROWSER
 
         return ToolNamespaceConfig.model_validate(BROWSER)
 
     @staticmethod
     def python() -> ToolNamespaceConfig:
-        """The stateful Python session, in the words that the model was trained on."""
+        """The built-in Python session, described in the words that the model was trained on."""
         from .builtin_tools import PYTHON
 
         return ToolNamespaceConfig.model_validate(PYTHON)
 
 
 class ResponseFormat(BaseModel):
-    """A JSON Schema that answers should follow: a section of `# Response Formats`."""
+    """A JSON Schema that the answer should follow: an entry of the section `# Response Formats`."""
 
     name: str
     description: str | None = None
-    json_schema: dict[str, Any]
+    json_schema: dict[Any, Any]
 
 
 def _without_none(model: BaseModel) -> dict[str, Any]:
-    """The model as data, leaving out each None that the reader puts back by itself.
+    """The model as data, without the fields that are None by default.
 
-    A None in place of another default stays, so that reading gives an equal model.
+    A None that replaced another default stays, so that reading the data gives an equal model.
     """
-    data = model.model_dump()
+    data = model.model_dump(warnings=False)
     for name, field in type(model).model_fields.items():
         if data[name] is None and field.get_default(call_default_factory=True) is None:
             del data[name]
@@ -159,7 +169,10 @@ def _without_none(model: BaseModel) -> dict[str, Any]:
 
 
 class SystemContent(Content):
-    """What the system message says: who the model is, dates, effort, built-in tools, channels."""
+    """What the system message says: the model's identity, dates, effort, built-in tools, channels.
+
+    A field that is None is left out of the message.
+    """
 
     type: Literal["system_content"] = Field(default="system_content", repr=False)
     model_identity: str | None = DEFAULT_IDENTITY
@@ -173,16 +186,16 @@ class SystemContent(Content):
 
     @classmethod
     def new(cls) -> SystemContent:
-        """The default system content."""
+        """System content with the default of every field."""
         return cls()
 
     def with_model_identity(self, model_identity: str) -> SystemContent:
-        """Sets the first line."""
+        """Sets the first line, which says what the model is."""
         self.model_identity = model_identity
         return self
 
     def with_reasoning_effort(self, reasoning_effort: ReasoningEffort) -> SystemContent:
-        """Sets the effort."""
+        """Sets the reasoning effort."""
         self.reasoning_effort = reasoning_effort
         return self
 
@@ -197,12 +210,12 @@ class SystemContent(Content):
         return self
 
     def with_channel_config(self, channel_config: ChannelConfig) -> SystemContent:
-        """Sets the channels."""
+        """Sets the list of channels."""
         self.channel_config = channel_config
         return self
 
     def with_required_channels(self, channels: list[str]) -> SystemContent:
-        """Sets the channels, one of which every message must carry."""
+        """Sets the list of channels; every message must have one of them."""
         self.channel_config = ChannelConfig.require_channels(channels)
         return self
 
@@ -212,14 +225,14 @@ class SystemContent(Content):
         return self
 
     def with_browser_tool(self) -> SystemContent:
-        """Adds the built-in browser."""
+        """Adds the built-in browser to the tools."""
         return self.with_tools(ToolNamespaceConfig.browser())
 
     def with_python_tool(self) -> SystemContent:
-        """Adds the built-in Python session."""
+        """Adds the built-in Python session to the tools."""
         return self.with_tools(ToolNamespaceConfig.python())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The part as JSON data, with its `type`."""
         return _without_none(self)
 
@@ -230,7 +243,10 @@ class SystemContent(Content):
 
 
 class DeveloperContent(Content):
-    """What the developer message says: instructions, functions, response formats."""
+    """What the developer message says: instructions, functions, response formats.
+
+    A field that is None is left out of the message.
+    """
 
     type: Literal["developer_content"] = Field(default="developer_content", repr=False)
     instructions: str | None = None
@@ -239,7 +255,7 @@ class DeveloperContent(Content):
 
     @classmethod
     def new(cls) -> DeveloperContent:
-        """Empty developer content."""
+        """Developer content with nothing in it."""
         return cls()
 
     def with_instructions(self, instructions: str) -> DeveloperContent:
@@ -253,18 +269,18 @@ class DeveloperContent(Content):
         return self
 
     def with_function_tools(self, tools: Sequence[ToolDescription]) -> DeveloperContent:
-        """Sets the functions: the namespace `functions`."""
+        """Sets the functions that the model may call, as the namespace `functions`."""
         return self.with_tools(ToolNamespaceConfig(name="functions", description=None, tools=list(tools)))
 
     def with_response_format(
-        self, name: str, json_schema: dict[str, Any], description: str | None = None
+        self, name: str, json_schema: JsonObject, description: str | None = None
     ) -> DeveloperContent:
-        """Adds a schema that answers should follow."""
+        """Adds a JSON Schema that the answer should follow."""
         added = ResponseFormat(name=name, description=description, json_schema=json_schema)
         self.response_formats = [*(self.response_formats or []), added]
         return self
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The part as JSON data, with its `type`."""
         return _without_none(self)
 
@@ -281,29 +297,36 @@ _CONTENT_TYPES: dict[str, type[Content]] = {
 }
 
 
-def _content(raw: Any) -> Any:
-    """Reads a content of any type by its `type`; leaves what is no dictionary to pydantic."""
+def read_content(raw: object) -> Any:
+    """Reads content of any type, by its field `type`.
+
+    What is not a dictionary is returned, for pydantic to check. Raises ValueError for an unknown `type`.
+    """
     if not isinstance(raw, dict):
         return raw
-    kind = _CONTENT_TYPES.get(raw.get("type", ""))
+    name = raw.get("type")
+    kind = _CONTENT_TYPES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"Unknown content variant: {raw}")
     return kind(**raw)
 
 
-AnyContent = Annotated[SerializeAsAny[Content], BeforeValidator(_content)]
+AnyContent = Annotated[SerializeAsAny[Content], BeforeValidator(read_content)]
 
 
 RecipientPlace = Literal["role", "channel"]
 
-_NOT_TOOLS = frozenset({"all", "assistant", "user", "developer", "system"})
+NOT_TOOLS = frozenset({"all", "assistant", "user", "developer", "system"})
+"""Recipients that are not tools: a message to one of them is not a call."""
 
 
 class Message(BaseModel):
-    """One message: an author, contents, and what its header says.
+    """One message: its author, its contents, and the other fields of its header.
 
-    `recipient_place` says where the header has ` to=`: after the role, or after the channel, as models
-    often write it. It is kept so that history is rendered as it was sampled; equality ignores it.
+    A `channel`, `recipient` or `content_type` of None is absent from the header. `recipient_place` says where
+    the header has ` to=`: after the "role", or after the "channel", as models often write it. A parsed
+    message keeps it, so that history is rendered as it was sampled. Two messages that differ only in it are
+    equal.
     """
 
     author: Author
@@ -321,12 +344,12 @@ class Message(BaseModel):
 
     @classmethod
     def from_author_and_content(cls, author: Author, content: str | Content) -> Message:
-        """A message with one part; a string means text."""
+        """A message with one part; a string becomes a text part."""
         return cls(author=author, content=[_part(content)])
 
     @classmethod
     def from_role_and_content(cls, role: Role, content: str | Content) -> Message:
-        """A message with one part; a string means text."""
+        """A message with one part; a string becomes a text part."""
         return cls.from_author_and_content(Author(role=role), content)
 
     @classmethod
@@ -335,7 +358,7 @@ class Message(BaseModel):
         return cls(author=Author(role=role), content=list(contents))
 
     def adding_content(self, content: str | Content) -> Message:
-        """Adds a part; a string means text."""
+        """Adds a part; a string becomes a text part."""
         self.content.append(_part(content))
         return self
 
@@ -345,24 +368,24 @@ class Message(BaseModel):
         return self
 
     def with_recipient(self, recipient: str) -> Message:
-        """Sets the recipient, for a call the tool's name."""
+        """Sets the recipient. In a call it is the tool's name."""
         self.recipient = recipient
         return self
 
     def with_content_type(self, content_type: str) -> Message:
-        """Sets the content type, for a function call `<|constrain|>json`."""
+        """Sets the content type. In a function call it is `<|constrain|>json`."""
         self.content_type = content_type
         return self
 
     @property
     def is_call(self) -> bool:
-        """Whether the assistant calls a tool: told by the recipient, whatever the channel."""
-        is_to_tool = self.recipient is not None and self.recipient not in _NOT_TOOLS
+        """True for a call: an assistant message whose recipient is a tool. The channel does not matter."""
+        is_to_tool = self.recipient is not None and self.recipient not in NOT_TOOLS
         return self.author.role is Role.ASSISTANT and is_to_tool
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The message as JSON data."""
-        out: dict[str, Any] = {
+        out: JsonObject = {
             **self.author.model_dump(),
             "content": [part.to_dict() for part in self.content],
         }
@@ -380,12 +403,16 @@ class Message(BaseModel):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Message:
-        """Inverse of `to_dict`; a string as content means one text part."""
+        """The message of `to_dict`'s data; a string as content becomes one text part.
+
+        Raises KeyError for a missing field, ValueError for an unknown role or content type, and pydantic's
+        ValidationError, a ValueError, for a field of the wrong type.
+        """
         raw = data["content"]
         parts = [{"type": "text", "text": raw}] if isinstance(raw, str) else raw
         return cls(
             author=Author(role=Role(data["role"]), name=data.get("name")),
-            content=[_content(part) for part in parts],
+            content=[read_content(part) for part in parts],
             channel=data.get("channel"),
             recipient=data.get("recipient"),
             content_type=data.get("content_type"),
@@ -410,7 +437,7 @@ class Conversation(BaseModel):
     def __iter__(self) -> Iterator[Message]:  # type: ignore[override]
         return iter(self.messages)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The conversation as JSON data."""
         return {"messages": [message.to_dict() for message in self.messages]}
 
@@ -420,6 +447,9 @@ class Conversation(BaseModel):
 
     @classmethod
     def from_json(cls, payload: str) -> Conversation:
-        """Inverse of `to_json`."""
+        """The conversation of `to_json`'s text.
+
+        Raises ValueError for invalid JSON, else as `Message.from_dict`.
+        """
         data = json.loads(payload)
         return cls(messages=[Message.from_dict(message) for message in data["messages"]])

@@ -1,7 +1,8 @@
-"""Numbers and other JSON values as the known library prints them.
+"""Reading JSON within limits, and writing it as openai-harmony does.
 
-That library reads JSON with Rust's `serde_json` in its fast mode, whose decimal reading can be off by one
-unit in the last place, and prints the shortest digits that read back. Token-identical schemas need both.
+openai-harmony reads numbers with Rust's `serde_json`. Its fast mode can be wrong by one unit in the last
+place. It writes a number with the fewest digits that read back as the same number. To render the same tokens
+for the same schema, this module reproduces both.
 """
 
 from __future__ import annotations
@@ -9,34 +10,38 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
-MOST_LEVELS = 128
-"""How deep JSON may be nested: far from what any conversation needs, and from where recursion ends."""
+from .json_types import Json
 
-TOO_DEEP = f"nested more than {MOST_LEVELS} levels deep"
+MAX_LEVELS = 128
+"""How many levels deep JSON may be nested.
+
+No conversation needs so many, and recursive code can handle them.
+"""
+
+TOO_DEEP = f"nested more than {MAX_LEVELS} levels deep"
 
 _U64_MAX = 2**64 - 1
 _I64_MIN = -(2**63)
 
 
-def nests_too_deeply(value: Any) -> bool:
-    """Whether lists and objects stand in each other more than `MOST_LEVELS` deep, as in a circle."""
+def nests_too_deeply(value: object) -> bool:
+    """Whether lists and mappings are nested more than `MAX_LEVELS` deep, or contain themselves."""
     waiting = [(value, 0)]
     while waiting:
         value, level = waiting.pop()
         if isinstance(value, Mapping | list | tuple):
-            if level == MOST_LEVELS:
+            if level == MAX_LEVELS:
                 return True
             items = value.values() if isinstance(value, Mapping) else value
             waiting += [(item, level + 1) for item in items]
     return False
 
 
-def json_value(text: str | bytes) -> Any:
-    """Reads JSON. Raises ValueError for what is none, or is nested more than `MOST_LEVELS` deep."""
+def json_value(text: str | bytes) -> Json:
+    """Reads JSON. Raises ValueError for text that is not JSON or is nested more than `MAX_LEVELS` deep."""
     try:
-        value = json.loads(text)
+        value: Json = json.loads(text)
     except RecursionError:
         raise ValueError(f"it is {TOO_DEEP}") from None
     if nests_too_deeply(value):
@@ -44,10 +49,11 @@ def json_value(text: str | bytes) -> Any:
     return value
 
 
-def compact_json(value: Any, levels: int = MOST_LEVELS) -> str:
-    """A JSON value on one line without spaces, numbers as the known library prints them.
+def compact_json(value: object, levels: int = MAX_LEVELS) -> str:
+    """JSON on one line without spaces, with numbers as openai-harmony writes them.
 
-    Raises ValueError for NaN, infinities, numbers beyond float64 and nesting of more than `levels`.
+    Raises ValueError for NaN, infinities, numbers that do not fit a float64, and nesting deeper than
+    `levels`.
     """
     if levels == 0 and isinstance(value, Mapping | list | tuple):
         raise ValueError(f"it is {TOO_DEEP}")
@@ -66,7 +72,10 @@ def compact_json(value: Any, levels: int = MOST_LEVELS) -> str:
 
 
 def number(value: int | float) -> str:
-    """One number as the known library prints it."""
+    """A number as openai-harmony writes it.
+
+    Raises ValueError if it is not finite or does not fit a float64.
+    """
     if isinstance(value, int):
         if _I64_MIN <= value <= _U64_MAX:
             return str(int(value))
@@ -113,7 +122,7 @@ def _fast_float(literal: str) -> float:
 
 
 def _shortest(value: float) -> str:
-    """The shortest digits that read back, laid out as Rust's `ryu` does."""
+    """The fewest digits that read back as the same number, in the notation of Rust's `ryu`."""
     sign = "-" if math.copysign(1.0, value) < 0 else ""
     if value == 0:
         return sign + "0.0"

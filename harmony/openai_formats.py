@@ -1,28 +1,46 @@
 """OpenAI's API bodies ↔ harmony conversations.
 
-`conversation_from_body` turns request bodies into conversations whose first message is always a system
-message with a current date, through `conversation_from_chat` or `conversation_from_responses`, which take
-what they need field by field; `chat_message_from` and
-`responses_output_from` turn the messages that a model produced into what the APIs answer.
+`conversation_from_body` makes a conversation of a request body. It calls `conversation_from_chat` or
+`conversation_from_responses`, which take the fields one by one. The first message of the conversation is
+always a system message with the current date. `chat_message_from` and `responses_output_from` make the API's
+answer of the messages that a model produced.
 
-What each raw chain of thought becomes: an `analysis` message ↔ `reasoning` of a chat message, or a
-`reasoning` item. An assistant's text becomes `final`, or `commentary` (a preamble) when calls follow it in
-the same turn. Text without a channel, which a malformed header leaves behind, may be chain of thought, so
-it is answered as reasoning and never as content.
+An `analysis` message ↔ `reasoning` of a chat message, or a `reasoning` item. The assistant's text becomes a
+`final` message; if calls follow it in the same turn, it is a preamble and becomes a `commentary` message.
+Text without a channel comes from a malformed header and may be chain of thought, so it is answered as
+reasoning and never as content.
 
-Fields and types of tools that these functions do not know are ignored, as the APIs' clients expect;
-everything that would change the meaning raises HarmonyFormatError naming the field.
+A call ↔ a function call, whose name is the recipient without `functions.`. A call of a built-in tool
+(`python`, `browser.…`) has the rest of its header in the field `extra_content`: `{"harmony": {"recipient":
+"python", "channel": "analysis", "content_type": "code"}}`. If a client sends that back, the same message is
+made of it again. If a client leaves it out, a call of such a name is a call of the built-in tool on
+`analysis`, unless the request defines a function with that name.
+
+Unknown fields and unknown types of tools are ignored, as clients of the APIs expect. What cannot be expressed
+in harmony raises HarmonyFormatError, which names the field.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from .api_fields import chosen_tools, function_name, function_tools, require, schema_format, string, text_of
-from .errors import HarmonyFormatError, shown
+from .api_fields import (
+    as_list,
+    as_object,
+    chosen_tools,
+    function_name,
+    function_tools,
+    require,
+    schema_format,
+    string,
+    text_of,
+)
+from .errors import HarmonyFormatError, shown_json
+from .header import is_content_type, is_word
+from .json_types import Json, JsonObject
 from .messages import (
     EFFORT_WORDS,
     Author,
@@ -37,10 +55,11 @@ from .messages import (
 )
 
 BodyForm = Literal["chat", "responses"]
-"""Of which API a request body is: Chat Completions or Responses."""
+"""Which API a request body belongs to: Chat Completions or Responses."""
 
 JSON_CONTENT_TYPE = "<|constrain|>json"
 FUNCTIONS = "functions."
+_BUILT_IN = re.compile(r"python|browser(\..+)?")
 
 
 def conversation_from_body(
@@ -50,11 +69,11 @@ def conversation_from_body(
     reasoning_effort: str | None = None,
     current_date: str | None = None,
 ) -> Conversation:
-    """The conversation of a request body, from whichever of its fields say something about it.
+    """The conversation of a request body: reads all fields that say something about it.
 
-    `reasoning_effort` is for a body that names none; in either form it may do so as `reasoning.effort` or as
-    `reasoning_effort`, of which the first wins. The rest is as in `conversation_from_chat` and
-    `conversation_from_responses`.
+    The effort is the body's `reasoning.effort`, else its `reasoning_effort`, in either form; the argument
+    `reasoning_effort` is used if it has neither. All else is as in `conversation_from_chat` and
+    `conversation_from_responses`. Raises HarmonyFormatError.
     """
     name, api = ("input", "Responses") if form == "responses" else ("messages", "Chat Completions")
     if name not in body:
@@ -84,41 +103,40 @@ def conversation_from_body(
     )
 
 
-def _optional_object(body: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    value = body.get(field)
-    if value is None:
-        return {}
-    require(isinstance(value, Mapping), field, value, "an object")
-    return value
+def _optional_object(body: Mapping[str, Any], name: str, path: str = "") -> Mapping[str, Any]:
+    value = body.get(name)
+    return {} if value is None else as_object(value, f"{path}.{name}" if path else name)
 
 
 def conversation_from_chat(
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, object]],
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    tool_choice: str | Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    tool_choice: str | Mapping[str, object] | None = None,
     reasoning_effort: str | None = None,
-    response_format: Mapping[str, Any] | None = None,
+    response_format: Mapping[str, object] | None = None,
     current_date: str | None = None,
 ) -> Conversation:
     """The conversation of a Chat Completions request.
 
-    `system` and `developer` messages at the start become the developer message's instructions, joined by
-    blank lines; later ones become developer messages where they stand. `reasoning` of an assistant message
-    becomes an `analysis` message. `tool_choice` "none" leaves the tools out and a named function leaves out
-    the others; a prompt cannot enforce a call, so "required" changes nothing here. `current_date` is
-    `YYYY-MM-DD`, by default today's.
+    `system` and `developer` messages at the start become the instructions of one developer message, joined by
+    blank lines; later ones become developer messages of their own. `reasoning` of an assistant message
+    becomes an `analysis` message. With `tool_choice` "none" no function is in the prompt; with a named
+    function only that one; a prompt cannot force a call, so "required" changes nothing. `reasoning_effort` is
+    one of `messages.EFFORT_WORDS`; None: medium. `current_date` is `YYYY-MM-DD`; None: today. Raises
+    HarmonyFormatError.
     """
-    require(isinstance(messages, Sequence) and not isinstance(messages, str), "messages", messages, "a list")
-    if not messages:
+    listed = as_list(messages, "messages")
+    if not listed:
         raise HarmonyFormatError("messages is []: it must hold at least one message")
-    functions = chosen_tools(function_tools(tools, nested=True), tool_choice)
+    declared = function_tools(tools, nested=True)
+    functions = chosen_tools(declared, tool_choice)
     instructions: list[str] = []
     turns: list[Message] = []
-    names: dict[str, str] = {}
-    for index, message in enumerate(messages):
+    calls = _Calls({function.name for function in declared})
+    for index, item in enumerate(listed):
         field = f"messages[{index}]"
-        require(isinstance(message, Mapping), field, message, "an object")
+        message = as_object(item, field)
         role = message.get("role")
         if role in ("system", "developer"):
             _add_instructions(text_of(message.get("content"), f"{field}.content"), instructions, turns)
@@ -126,14 +144,13 @@ def conversation_from_chat(
             text = text_of(message.get("content"), f"{field}.content")
             turns.append(Message.from_role_and_content(Role.USER, text))
         elif role == "assistant":
-            turns += _assistant_turn(message, field, names)
+            turns += _assistant_turn(message, field, calls)
         elif role == "tool":
-            call_id = string(message.get("tool_call_id"), f"{field}.tool_call_id")
-            name = _called(names, call_id, f"{field}.tool_call_id")
-            turns.append(_tool_result(name, text_of(message.get("content"), f"{field}.content")))
+            call = calls.of_result(message.get("tool_call_id"), f"{field}.tool_call_id")
+            turns.append(_tool_result(call, text_of(message.get("content"), f"{field}.content")))
         else:
             allowed = "system, developer, user, assistant or tool"
-            raise HarmonyFormatError(f"{field}.role is {shown(role)}: it must be {allowed}")
+            raise HarmonyFormatError(f"{field}.role is {shown_json(role)}: it must be {allowed}")
     return _conversation(
         turns,
         instructions=instructions,
@@ -145,52 +162,51 @@ def conversation_from_chat(
 
 
 def conversation_from_responses(
-    input: str | Sequence[Mapping[str, Any]],
+    input: str | Sequence[Mapping[str, object]],
     *,
-    instructions: str | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    tool_choice: str | Mapping[str, Any] | None = None,
+    instructions: object = None,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    tool_choice: str | Mapping[str, object] | None = None,
     reasoning_effort: str | None = None,
-    text_format: Mapping[str, Any] | None = None,
+    text_format: Mapping[str, object] | None = None,
     current_date: str | None = None,
 ) -> Conversation:
     """The conversation of a Responses request.
 
-    `reasoning_effort` is the body's `reasoning.effort`, `text_format` its `text.format`. An assistant
-    message is a preamble when its `phase` says so or a call follows it in the same turn. Items of type
-    `message`, `reasoning`, `function_call` and `function_call_output` are read; of `reasoning` the raw text,
-    not the summary. The rest is as in `conversation_from_chat`.
+    `input` is a string or a list of items of the types `message`, `reasoning`, `function_call` and
+    `function_call_output`. Of a `reasoning` item the raw text is read, not the summary. An assistant's
+    message is a preamble if its `phase` says so, or if a call follows it in the same turn. `reasoning_effort`
+    is the body's `reasoning.effort`, `text_format` its `text.format`. All else is as in
+    `conversation_from_chat`. Raises HarmonyFormatError.
     """
     if isinstance(input, str):
         input = [{"role": "user", "content": input}]
-    require(isinstance(input, Sequence), "input", input, "a string or a list of items")
-    if not input:
+    items = as_list(input, "input", "a string or a list of items")
+    if not items:
         raise HarmonyFormatError("input is []: it must hold at least one item")
-    functions = chosen_tools(function_tools(tools, nested=False), tool_choice)
+    declared = function_tools(tools, nested=False)
+    functions = chosen_tools(declared, tool_choice)
     system_instructions = [] if instructions is None else [string(instructions, "instructions")]
     turns: list[Message] = []
-    names: dict[str, str] = {}
-    for index, item in enumerate(input):
+    calls = _Calls({function.name for function in declared})
+    for index, one in enumerate(items):
         field = f"input[{index}]"
-        require(isinstance(item, Mapping), field, item, "an object")
+        item = as_object(one, field)
         kind = item.get("type", "message")
         if kind == "message":
-            _add_item_message(item, field, _calls_follow(input, index), system_instructions, turns)
+            _add_item_message(item, field, _calls_follow(items, index), system_instructions, turns)
         elif kind == "reasoning":
             text = _reasoning_item_text(item, field)
             if text:
                 turns.append(_assistant(text, "analysis"))
         elif kind == "function_call":
-            name = function_name(item.get("name"), f"{field}.name")
-            names[string(item.get("call_id"), f"{field}.call_id")] = name
-            turns.append(_call(name, string(item.get("arguments"), f"{field}.arguments")))
+            turns.append(calls.call(item, field, item, field, "call_id"))
         elif kind == "function_call_output":
-            call_id = string(item.get("call_id"), f"{field}.call_id")
-            name = _called(names, call_id, f"{field}.call_id")
-            turns.append(_tool_result(name, text_of(item.get("output"), f"{field}.output")))
+            call = calls.of_result(item.get("call_id"), f"{field}.call_id")
+            turns.append(_tool_result(call, text_of(item.get("output"), f"{field}.output")))
         else:
             allowed = "message, reasoning, function_call or function_call_output"
-            raise HarmonyFormatError(f"{field}.type is {shown(kind)}: it must be {allowed}")
+            raise HarmonyFormatError(f"{field}.type is {shown_json(kind)}: it must be {allowed}")
     return _conversation(
         turns,
         instructions=system_instructions,
@@ -201,28 +217,30 @@ def conversation_from_responses(
     )
 
 
-def chat_message_from(messages: Iterable[Message], *, call_id: Callable[[int], str]) -> dict[str, Any]:
+def chat_message_from(messages: Iterable[Message], *, call_id: Callable[[int], str]) -> JsonObject:
     """The `message` of a Chat Completions choice, from the messages of one completion.
 
-    `content` is preambles and final text joined by blank lines, or None; `reasoning` is the raw chain of
-    thought; `tool_calls` are the calls in order, the i-th with id `call_id(i)`. The last two are left out
-    when empty. A call is told by its recipient, whatever its channel; `functions.` is cut off its name.
-    Messages of other roles, which a model can only have made up, are left out.
+    `content` is the preambles and the final text, joined by blank lines; None if there are none. `reasoning`
+    is the raw chain of thought, and `tool_calls` are the calls, the i-th with the id `call_id(i)`; they are
+    absent if there are none. A message to a tool is a call on any channel; its name is the recipient without
+    `functions.`. Messages of other roles are left out: a model can only have made them up.
     """
     reasoning: list[str] = []
     content: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[Json] = []
     for message in messages:
         if message.author.role is not Role.ASSISTANT:
             continue
         text = _message_text(message)
         name = called_function(message)
         if name is not None:
-            function = {"name": name, "arguments": text}
-            calls.append({"id": call_id(len(calls)), "type": "function", "function": function})
+            function: JsonObject = {"name": name, "arguments": text}
+            calls.append(
+                {"id": call_id(len(calls)), "type": "function", "function": function, **call_extras(message)}
+            )
         elif text:
             (content if message.channel in ("final", "commentary") else reasoning).append(text)
-    out: dict[str, Any] = {"role": "assistant", "content": "\n\n".join(content) if content else None}
+    out: JsonObject = {"role": "assistant", "content": "\n\n".join(content) if content else None}
     if reasoning:
         out["reasoning"] = "\n\n".join(reasoning)
     if calls:
@@ -235,9 +253,9 @@ def responses_output_from(
 ) -> list[dict[str, Any]]:
     """The `output` items of a response, from the messages of one completion.
 
-    The i-th item's id is `item_id(prefix, i)` with the prefix "rs" (reasoning), "msg" (message) or "fc"
-    (call); a call's `call_id` is `item_id("call", i)`. With `complete=False` the last item's status is
-    "incomplete". Otherwise as `chat_message_from`.
+    The id of the i-th item is `item_id(prefix, i)`, with the prefix "rs" (reasoning), "msg" (message) or "fc"
+    (call); the `call_id` of a call is `item_id("call", i)`. With `complete=False` the status of the last item
+    is "incomplete". Channels and calls are read as in `chat_message_from`.
     """
     items: list[dict[str, Any]] = []
     for message in messages:
@@ -255,10 +273,11 @@ def responses_output_from(
                     "name": name,
                     "arguments": text,
                     "status": "completed",
+                    **call_extras(message),
                 }
             )
         elif message.channel in ("final", "commentary"):
-            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            part: JsonObject = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
             items.append(
                 {
                     "type": "message",
@@ -284,10 +303,29 @@ def responses_output_from(
 
 
 def called_function(message: Message) -> str | None:
-    """The name of the function or tool that an assistant message calls; None if it calls none."""
+    """The name of the function or tool that an assistant message calls; None if it is not a call."""
     if not message.is_call or message.recipient is None:
         return None
     return message.recipient.removeprefix(FUNCTIONS)
+
+
+def call_extras(message: Message) -> JsonObject:
+    """The field `extra_content` of a call, as an object with this one field; empty for most calls.
+
+    A call has it if its name is that of a built-in tool, whether it calls that tool or a function of that
+    name.
+    """
+    name = called_function(message)
+    if name is None or not _BUILT_IN.fullmatch(name):
+        return {}
+    header: JsonObject = {
+        "recipient": message.recipient,
+        "channel": message.channel,
+        "content_type": message.content_type,
+    }
+    if message.recipient_place != "role":
+        header["recipient_place"] = message.recipient_place
+    return {"extra_content": {"harmony": header}}
 
 
 def _conversation(
@@ -296,7 +334,7 @@ def _conversation(
     instructions: list[str],
     functions: list[ToolDescription],
     effort: ReasoningEffort,
-    response_format: tuple[str, dict[str, Any], str | None] | None,
+    response_format: tuple[str, JsonObject, str | None] | None,
     current_date: str | None,
 ) -> Conversation:
     system = SystemContent(conversation_start_date=_date(current_date), reasoning_effort=effort)
@@ -317,15 +355,17 @@ def _date(current_date: str | None) -> str:
     if current_date is None:
         return datetime.date.today().isoformat()
     if not isinstance(current_date, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", current_date):
-        raise HarmonyFormatError(f"current_date is {shown(current_date)}: it must be like '2025-06-28'")
+        raise HarmonyFormatError(f"current_date is {shown_json(current_date)}: it must be like 2025-06-28")
     return current_date
 
 
-def _effort(word: Any, field: str) -> ReasoningEffort:
+def _effort(word: object, field: str) -> ReasoningEffort:
     if word is None:
         return ReasoningEffort.MEDIUM
     if not isinstance(word, str) or word not in EFFORT_WORDS:
-        raise HarmonyFormatError(f"{field} is {shown(word)}: it must be one of {', '.join(EFFORT_WORDS)}")
+        raise HarmonyFormatError(
+            f"{field} is {shown_json(word)}: it must be one of {', '.join(EFFORT_WORDS)}"
+        )
     return EFFORT_WORDS[word]
 
 
@@ -336,19 +376,80 @@ def _assistant(text: str, channel: str) -> Message:
     return Message.from_role_and_content(Role.ASSISTANT, text).with_channel(channel)
 
 
-def _call(name: str, arguments: str) -> Message:
-    call = _assistant(arguments, "commentary").with_recipient(FUNCTIONS + name)
-    return call.with_content_type(JSON_CONTENT_TYPE)
+class _Calls:
+    """The calls of a request so far, by id: a result names its call's."""
+
+    def __init__(self, declared: Collection[str]) -> None:
+        """`declared` are the names of the functions that the request defines."""
+        self._declared = declared
+        self._messages: dict[str, Message] = {}
+
+    def call(
+        self,
+        item: Mapping[str, object],
+        field: str,
+        function: Mapping[str, object],
+        function_field: str,
+        id_name: str,
+    ) -> Message:
+        """The message of a call.
+
+        `function` is the part of the item that has the name and the arguments; `id_name` is the field of the
+        item that has its id.
+        """
+        name = function_name(function.get("name"), f"{function_field}.name")
+        call_id = string(item.get(id_name), f"{field}.{id_name}")
+        message = _assistant(string(function.get("arguments"), f"{function_field}.arguments"), "commentary")
+        extras = _optional_object(item, "extra_content", field)
+        header = _optional_object(extras, "harmony", f"{field}.extra_content")
+        if header:
+            _set_header(message, name, header, f"{field}.extra_content.harmony")
+        elif _BUILT_IN.fullmatch(name) and name not in self._declared:
+            message.with_recipient(name).with_channel("analysis")
+        else:
+            message.with_recipient(FUNCTIONS + name).with_content_type(JSON_CONTENT_TYPE)
+        self._messages[call_id] = message
+        return message
+
+    def of_result(self, call_id: object, field: str) -> Message:
+        """The earlier call with the id that a result names."""
+        call = self._messages.get(string(call_id, field))
+        if call is None:
+            raise HarmonyFormatError(f"{field} is {shown_json(call_id)}: no earlier call has this id")
+        return call
 
 
-def _tool_result(name: str, output: str) -> Message:
-    author = Author(role=Role.TOOL, name=FUNCTIONS + name)
-    result = Message.from_author_and_content(author, output).with_channel("commentary")
+def _tool_result(call: Message, output: str) -> Message:
+    """The result of a call: a function's is on `commentary`, a built-in tool's on the channel of the call."""
+    result = Message.from_author_and_content(Author(role=Role.TOOL, name=call.recipient), output)
+    is_function = (call.recipient or "").startswith(FUNCTIONS)
+    result.channel = "commentary" if is_function else call.channel
     return result.with_recipient("assistant")
 
 
+def _set_header(message: Message, name: str, header: Mapping[str, object], field: str) -> None:
+    """Sets the fields that `call_extras` wrote. Raises HarmonyFormatError for what it cannot have written."""
+    recipients = (name, FUNCTIONS + name)
+    recipient = header.get("recipient", name)
+    require(recipient in recipients, f"{field}.recipient", recipient, " or ".join(recipients))
+    message.recipient = str(recipient)
+    place = header.get("recipient_place", "role")
+    require(place in ("role", "channel"), f"{field}.recipient_place", place, "role or channel")
+    message.recipient_place = "channel" if place == "channel" else "role"
+    message.channel = _header_word(header.get("channel"), is_word, f"{field}.channel")
+    message.content_type = _header_word(header.get("content_type"), is_content_type, f"{field}.content_type")
+
+
+def _header_word(value: object, is_allowed: Callable[[str], bool], field: str) -> str | None:
+    """The value, if it is None or a string that a header can have."""
+    if value is None or (isinstance(value, str) and is_allowed(value)):
+        return value
+    allowed = "a string that a header can have, or null"
+    raise HarmonyFormatError(f"{field} is {shown_json(value)}: it must be {allowed}")
+
+
 def _add_instructions(text: str, instructions: list[str], turns: list[Message]) -> None:
-    """Adds to the leading instructions, or as a developer message once the conversation has begun."""
+    """Adds to the instructions at the start, or, once there are turns, a developer message to these."""
     if turns:
         content = DeveloperContent(instructions=text)
         turns.append(Message.from_role_and_content(Role.DEVELOPER, content))
@@ -356,16 +457,13 @@ def _add_instructions(text: str, instructions: list[str], turns: list[Message]) 
         instructions.append(text)
 
 
-def _assistant_turn(message: Mapping[str, Any], field: str, names: dict[str, str]) -> list[Message]:
-    """Chain of thought, then preamble or answer, then calls. Notes each call's function by its id."""
+def _assistant_turn(message: Mapping[str, object], field: str, earlier: _Calls) -> list[Message]:
+    """The messages of an assistant's chat message: chain of thought, then preamble or answer, then calls."""
     turn = []
     reasoning = message.get("reasoning", message.get("reasoning_content"))
     if reasoning:
         turn.append(_assistant(string(reasoning, f"{field}.reasoning"), "analysis"))
-    calls = message.get("tool_calls") or []
-    require(
-        isinstance(calls, Sequence) and not isinstance(calls, str), f"{field}.tool_calls", calls, "a list"
-    )
+    calls = as_list(message.get("tool_calls") or [], f"{field}.tool_calls")
     if message.get("content") is not None:
         text = text_of(message["content"], f"{field}.content")
         if text or not calls:
@@ -373,20 +471,17 @@ def _assistant_turn(message: Mapping[str, Any], field: str, names: dict[str, str
     elif message.get("refusal") is not None:
         turn.append(_assistant(string(message["refusal"], f"{field}.refusal"), "final"))
     elif not calls and not reasoning:
-        raise HarmonyFormatError(f"{field}.content is None: it must be text when there are no tool_calls")
-    for index, call in enumerate(calls):
+        raise HarmonyFormatError(f"{field}.content is null: it must be text when there are no tool_calls")
+    for index, item in enumerate(calls):
         where = f"{field}.tool_calls[{index}]"
-        require(isinstance(call, Mapping), where, call, "an object")
-        function = call.get("function")
-        require(isinstance(function, Mapping), f"{where}.function", function, "an object")
-        name = function_name(function.get("name"), f"{where}.function.name")
-        names[string(call.get("id"), f"{where}.id")] = name
-        turn.append(_call(name, string(function.get("arguments"), f"{where}.function.arguments")))
+        call = as_object(item, where)
+        function = as_object(call.get("function"), f"{where}.function")
+        turn.append(earlier.call(call, where, function, f"{where}.function", "id"))
     return turn
 
 
 def _add_item_message(
-    item: Mapping[str, Any], field: str, calls_follow: bool, instructions: list[str], turns: list[Message]
+    item: Mapping[str, object], field: str, calls_follow: bool, instructions: list[str], turns: list[Message]
 ) -> None:
     role = item.get("role")
     text = text_of(item.get("content"), f"{field}.content")
@@ -399,11 +494,11 @@ def _add_item_message(
         turns.append(_assistant(text, "commentary" if phase == "commentary" else "final"))
     else:
         allowed = "system, developer, user or assistant"
-        raise HarmonyFormatError(f"{field}.role is {shown(role)}: it must be {allowed}")
+        raise HarmonyFormatError(f"{field}.role is {shown_json(role)}: it must be {allowed}")
 
 
-def _calls_follow(items: Sequence[Mapping[str, Any]], index: int) -> bool:
-    """Whether the model goes on to a call in the turn of the item at `index`."""
+def _calls_follow(items: Sequence[object], index: int) -> bool:
+    """Whether a call follows the item at `index` in the same turn, before any other message."""
     for item in items[index + 1 :]:
         if isinstance(item, Mapping):
             if item.get("type") == "function_call":
@@ -413,20 +508,12 @@ def _calls_follow(items: Sequence[Mapping[str, Any]], index: int) -> bool:
     return False
 
 
-def _reasoning_item_text(item: Mapping[str, Any], field: str) -> str:
-    parts = item.get("content") or []
-    require(isinstance(parts, Sequence) and not isinstance(parts, str), f"{field}.content", parts, "a list")
+def _reasoning_item_text(item: Mapping[str, object], field: str) -> str:
     texts = []
-    for index, part in enumerate(parts):
-        require(isinstance(part, Mapping), f"{field}.content[{index}]", part, "an object")
-        texts.append(string(part.get("text"), f"{field}.content[{index}].text"))
+    for index, part in enumerate(as_list(item.get("content") or [], f"{field}.content")):
+        where = f"{field}.content[{index}]"
+        texts.append(string(as_object(part, where).get("text"), f"{where}.text"))
     return "\n\n".join(texts)
-
-
-def _called(names: Mapping[str, str], call_id: str, field: str) -> str:
-    if call_id not in names:
-        raise HarmonyFormatError(f"{field} is {shown(call_id)}: no earlier call has this id")
-    return names[call_id]
 
 
 def _message_text(message: Message) -> str:

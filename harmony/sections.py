@@ -1,4 +1,7 @@
-"""The text of system and developer messages: sections separated by blank lines."""
+"""The text of system and developer messages: sections separated by blank lines.
+
+Contents must have been through `plain.plain_message`, so that their fields have the types they declare.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from . import typescript, typescript_improved
-from .errors import HarmonyFormatError, shown
 from .messages import DeveloperContent, ResponseFormat, SystemContent, ToolDescription, ToolNamespaceConfig
-from .numbers import TOO_DEEP, compact_json, nests_too_deeply
+from .numbers import compact_json
 
 SchemaForm = Literal["compatible", "improved"]
 
@@ -16,7 +18,7 @@ FUNCTIONS_LINE = "Calls to these tools must go to the commentary channel: 'funct
 
 
 def system_text(content: SystemContent, has_function_tools: bool, form: SchemaForm) -> str:
-    """The system message; `has_function_tools` says whether the developer message defines functions."""
+    """The text of a system message; `has_function_tools` is True if a developer message defines functions."""
     top = []
     if content.model_identity is not None:
         top.append(content.model_identity)
@@ -41,7 +43,7 @@ def system_text(content: SystemContent, has_function_tools: bool, form: SchemaFo
 
 
 def developer_text(content: DeveloperContent, form: SchemaForm) -> str:
-    """The developer message: instructions, tools, response formats."""
+    """The text of a developer message: instructions, tools, response formats."""
     sections = []
     if content.instructions is not None:
         sections += ["# Instructions", content.instructions]
@@ -54,13 +56,13 @@ def developer_text(content: DeveloperContent, form: SchemaForm) -> str:
 
 
 def defines_functions(content: DeveloperContent) -> bool:
-    """Whether the namespace `functions` holds any function."""
+    """Whether the namespace `functions` has at least one function."""
     namespace = (content.tools or {}).get("functions")
     return namespace is not None and bool(namespace.tools)
 
 
 def tools_text(tools: Mapping[str, ToolNamespaceConfig], form: SchemaForm) -> str:
-    """The section `# Tools`, namespaces in the order of their keys."""
+    """The section `# Tools`, with its namespaces sorted by key."""
     return "\n\n".join(["# Tools", *(_namespace_text(tools[key], form) for key in sorted(tools))])
 
 
@@ -81,10 +83,9 @@ def _namespace_text(namespace: ToolNamespaceConfig, form: SchemaForm) -> str:
 
 
 def _argument(tool: ToolDescription, form: SchemaForm) -> tuple[str, dict[str, str]]:
-    """What stands in a function's parentheses, and the named types that it needs."""
+    """What a function has in its parentheses, and the named types used there: name → type."""
     if tool.parameters is None:
         return "", {}
-    _check_depth(tool.parameters, f"the schema of {shown(tool.name)}")
     if form == "compatible":
         return f"_: {typescript.compatible(tool.parameters)}", {}
     text, named = typescript_improved.improved(tool.parameters, f"{tool.name}_")
@@ -92,19 +93,12 @@ def _argument(tool: ToolDescription, form: SchemaForm) -> tuple[str, dict[str, s
 
 
 def _response_format_text(form: ResponseFormat) -> str:
-    _check_depth(form.json_schema, f"the schema of {shown(form.name)}")
     comments = [f"// {line}" for line in _lines(form.description or "")]
     return "\n".join([f"## {form.name}\n", *comments, compact_json(form.json_schema)])
 
 
-def _check_depth(schema: Mapping[str, object], what: str) -> None:
-    """Refuses what recursion would not come back from."""
-    if nests_too_deeply(schema):
-        raise HarmonyFormatError(f"{what} is {TOO_DEEP}")
-
-
 def _lines(text: str) -> list[str]:
-    """Splits as Rust's `str::lines`: at `\\n` or `\\r\\n` only, no empty line after the last ending."""
+    """Splits as Rust's `str::lines` does: at `\\n` and `\\r\\n` only, without an empty line at the end."""
     *ended, rest = text.split("\n")
     lines = [line.removesuffix("\r") for line in ended]
     return [*lines, rest] if rest else lines

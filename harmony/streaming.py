@@ -1,26 +1,31 @@
-"""`StreamableParser`: the known library's parser, one token at a time.
+"""`StreamableParser`, the strict parser: it takes one token at a time, as openai-harmony's does.
 
-It raises where that library raises. For sampling loops that must never fail use
-`recovery.RecoveringParser`.
+It raises where openai-harmony raises. A sampling loop that must not fail uses `recovery.RecoveringParser`.
 """
 
 from __future__ import annotations
 
+import functools
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import SupportsIndex
 
 from .errors import HarmonyError
 from .header import Header, parse_header, parse_leading_header
+from .json_types import JsonObject
 from .messages import Message, Role
-
-if TYPE_CHECKING:
-    from .encoding import HarmonyEncoding
+from .token_ids import MAX_ID, token_id
+from .tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 
+# A stream has few different headers. Only short ones are kept: a malformed one may be as long as the stream.
+_MAX_CACHED = 200
+_parsed_header = functools.lru_cache(maxsize=1024, typed=True)(parse_header)
+
 
 class StreamState(Enum):
-    """Where in a message the parser is."""
+    """Where the parser is: between messages, in a header, or in a content."""
 
     EXPECT_START = "ExpectStart"
     HEADER = "Header"
@@ -28,39 +33,66 @@ class StreamState(Enum):
 
 
 class StreamableParser:
-    """Parses a completion token by token."""
+    """Parses a completion token by token. Raises HarmonyError for malformed tokens."""
 
-    def __init__(self, encoding: HarmonyEncoding, role: Role | None, *, strict: bool = True) -> None:
-        """With a `role`, the tokens start after `<|start|>role`; without, at `<|start|>`.
+    def __init__(self, encoding: Tokenizer, role: Role | None, *, strict: bool = True) -> None:
+        """With a `role`, the tokens start after `<|start|>role`; with None, at `<|start|>`.
 
-        With `strict=False` a header that ends in a stop token becomes a message of its text.
+        With `strict=False` a header that ends in a stop token becomes a message with the header's text as
+        content.
         """
         self._encoding = encoding
         self._texts = encoding.known_texts
         self._size = len(self._texts)
-        self._strict = strict
         self._stop_tokens = frozenset(encoding.stop_tokens())
+        self._header_ends = {encoding.message} if strict else {encoding.message, *self._stop_tokens}
         self._next_role = role
         self._in_header = role is not None
-        self._tokens: list[int] = []
+        self._tokens: list[SupportsIndex] = []
         self._messages: list[Message] = []
         self._header_tokens: list[int] = []
         self._header: Header | None = None  # of the message whose content is being read
         self._deltas: list[str] = []
+        # The deltas, as long as a token's text can simply be appended to them; else None.
+        self._plain: list[str] | None = None
         self._last_delta: str | None = None
-        # Bytes that are not UTF-8 yet, and tokens from the first unknown one on, as that library keeps them.
+        # The bytes of an unfinished character; and all tokens from the first unknown one on: openai-harmony
+        # shows none of them until the message ends.
         self._pending = b""
         self._unknown: list[int] = []
 
-    def process(self, token: int) -> StreamableParser:
-        """Takes one token. Raises HarmonyError where the format is broken."""
-        self._tokens.append(token)
-        if self._header is not None:
-            text = self._texts[token] if 0 <= token < self._size else None
-            if text is not None and not self._pending and not self._unknown:
-                self._deltas.append(text)
+    def process(self, token: SupportsIndex) -> StreamableParser:
+        """Takes one token, an integer of any type, and returns the parser itself.
+
+        Raises HarmonyError for a malformed header, TypeError if the token is not an integer, and
+        TokenRangeError if it cannot be a token id.
+        """
+        plain = self._plain
+        if plain is not None:
+            try:
+                text = self._texts[token] if 0 <= token < self._size else None  # type: ignore[operator]
+            except (TypeError, ValueError):
+                text = None  # not an integer, or one that cannot be compared; `token_id` decides
+            if text is not None:
+                self._tokens.append(token)
+                plain.append(text)
                 self._last_delta = text
-            elif token in self._stop_tokens:
+                return self
+        if type(token) is not int or not 0 <= token <= MAX_ID:
+            token = token_id(token)
+        self._tokens.append(token)
+        if self._in_header and token not in self._header_ends:
+            self._header_tokens.append(token)
+            return self
+        self._take(token)
+        is_whole = self._header is not None and not self._pending and not self._unknown
+        self._plain = self._deltas if is_whole else None
+        return self
+
+    def _take(self, token: int) -> None:
+        """Takes a token whose text cannot simply be appended to the content."""
+        if self._header is not None:
+            if token in self._stop_tokens:
                 self._close(self._header)
             else:
                 self._last_delta = self._take_content(token)
@@ -73,14 +105,14 @@ class StreamableParser:
             self._header_tokens = []
         elif token == self._encoding.message:
             self._begin_content()
-        elif not self._strict and token in self._stop_tokens:
-            self._close_header_without_content()
         else:
-            self._header_tokens.append(token)
-        return self
+            self._close_header_without_content()
 
     def process_eos(self) -> StreamableParser:
-        """Ends the stream: closes a message's content. Raises HarmonyError inside a header."""
+        """Ends the stream: a message that is open becomes a finished one.
+
+        Raises HarmonyError inside a header.
+        """
         if self._in_header:
             raise HarmonyError("Unexpected EOS while waiting for message header to complete")
         if self._header is not None:
@@ -88,12 +120,13 @@ class StreamableParser:
         return self
 
     def _begin_content(self) -> None:
-        self._in_header = False  # a header that cannot be read leaves the parser before the next start
+        self._in_header = False  # also after a header that raises: the parser then expects `<|start|>`
         try:
             text = self._encoding.decode_utf8(self._header_tokens)
         except HarmonyError:
             raise HarmonyError("could not decode header") from None
-        self._header = parse_header(text, self._next_role)
+        is_usual = len(text) <= _MAX_CACHED
+        self._header = (_parsed_header if is_usual else parse_header)(text, self._next_role)
         self._next_role = None
         self._deltas = []
 
@@ -111,7 +144,7 @@ class StreamableParser:
         if added is None or self._unknown:
             self._unknown.append(token)
             return None
-        self._encoding.token_text(token)  # from now on `process` finds it
+        self._encoding.token_text(token)  # puts it into `known_texts`, where `process` looks
         data = self._pending + added
         try:
             delta = data.decode()
@@ -138,31 +171,32 @@ class StreamableParser:
         text += self._pending.decode(errors="replace")
         self._messages.append(header.message(text))
         self._header = None
+        self._plain = None
         self._last_delta = None
         self._pending = b""
         self._unknown = []
 
     @property
     def messages(self) -> list[Message]:
-        """The finished messages."""
+        """The finished messages, as a new list."""
         return list(self._messages)
 
     @property
     def tokens(self) -> list[int]:
-        """All tokens so far."""
-        return list(self._tokens)
+        """All tokens so far, as a new list."""
+        return list(map(index, self._tokens))
 
     @property
     def state(self) -> StreamState:
-        """Where in a message the parser is."""
+        """Where the parser is: between messages, in a header, or in a content."""
         if self._header is not None:
             return StreamState.CONTENT
         return StreamState.HEADER if self._in_header else StreamState.EXPECT_START
 
     @property
-    def state_data(self) -> dict[str, Any]:
+    def state_data(self) -> JsonObject:
         """The state as JSON data, with the tokens of the header or of the content so far."""
-        data: dict[str, Any] = {"state": self.state.value}
+        data: JsonObject = {"state": self.state.value}
         if self._in_header:
             data["header_tokens"] = list(self._header_tokens)
         if self._header is not None:
@@ -175,7 +209,7 @@ class StreamableParser:
 
     @property
     def current_content(self) -> str:
-        """The text of the message so far; its length is the cost of reading it."""
+        """The text of the open message so far, "" outside of one. Joined anew at each access."""
         return "".join(self._deltas) if self._header is not None else ""
 
     @property
@@ -185,20 +219,20 @@ class StreamableParser:
 
     @property
     def current_role(self) -> Role | None:
-        """The role of the current message, or the role given for the next."""
+        """The role of the open message; outside of one, the role given for the next message, or None."""
         return self._next_role if self._header is None else self._header.author.role
 
     @property
     def current_channel(self) -> str | None:
-        """The channel of the message whose content is being read."""
+        """The channel of the open message; None if it has none, and outside of one."""
         return None if self._header is None else self._header.channel
 
     @property
     def current_recipient(self) -> str | None:
-        """The recipient of the message whose content is being read."""
+        """The recipient of the open message; None if it has none, and outside of one."""
         return None if self._header is None else self._header.recipient
 
     @property
     def current_content_type(self) -> str | None:
-        """The content type of the message whose content is being read."""
+        """The content type of the open message; None if it has none, and outside of one."""
         return None if self._header is None else self._header.content_type

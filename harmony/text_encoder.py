@@ -1,177 +1,202 @@
-"""Text → tokens through `tiktoken`, for any text: linear in time, never a crash, never a special token.
+"""Text → the tokens that `tiktoken` gives; for any text, in linear time and without crashing.
 
-Two things in `tiktoken` are not linear. Its pattern's `\\s+(?!\\S)` backtracks once per character, and
-panics (past `except Exception`) in a run of about a million spaces. Its merging takes n log n for a piece of
-n bytes, with a heap that outgrows every cache, and a long run is one piece.
+`tiktoken` does nearly all of the work. It has two weaknesses, which this module makes up for.
+
+Making a `tiktoken.Encoding` of 200,000 tokens takes a quarter of a second. So the first texts are encoded
+without it: `splitting` splits them into pieces, and the bytes of a piece are merged here.
+
+`tiktoken` is not linear. It merges a piece of n bytes in n log n steps, in memory larger than any cache, and
+a piece can be as long as the text. On a run of about a million spaces it panics, which `except Exception`
+does not catch. So a long text is cut into chunks at places where a piece surely ends. Where there is no such
+place nearby, a piece may be long. Then `splitting` finds the pieces, and a long piece is merged in blocks.
 """
 
 from __future__ import annotations
 
 import functools
-import re
-from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import NamedTuple
-
-import tiktoken
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from .errors import shown
-from .header import WHITE_SPACE
+from .splitting import first_cut, may_have_long_pieces, pieces
+from .surrogates import without_surrogates
 from .vocabulary import PATTERN
 
-LONG_RUN = 100_000
-"""Runs of spaces of different kinds from this length on are encoded apart from the text around them."""
+if TYPE_CHECKING:
+    import tiktoken
 
-BLOCK = 8192
-"""So much of a run of one character is encoded; the rest follows from it. Many times the longest token."""
+WARM_UP = 500_000
+"""How many characters are encoded before `tiktoken` is made. That takes less time than making it."""
 
-_LONGEST_PERIOD = 8
-_LINE_BREAKS = "\r\n"
-_SPACES = "".join(sorted(WHITE_SPACE.difference(_LINE_BREAKS)))
+CHUNK = 4096
+"""A long text is cut into chunks of at least so many characters and, if possible, at most twice as many."""
 
+BLOCK = 1024
+"""How many bytes of a long piece are merged at a time."""
 
-class _Period(NamedTuple):
-    """What repeats in the tokens of a run of one character."""
-
-    tokens: int
-    characters: int
-
-
-class _Cut(NamedTuple):
-    """Characters taken out of a run."""
-
-    place: int  # in bytes of the shortened text, amid what is left of the run
-    period: _Period
-    times: int
+_MAX_MERGED_HERE = 128
+"""Length of the longest piece, in bytes, that `merged` merges: its time is quadratic."""
+_COST_OF_MERGING = 8
+"""Merging one byte here takes about as long as encoding so many characters whose pieces are tokens."""
 
 
 class TextEncoder:
-    """Byte-pair encoding of ordinary text."""
+    """Byte-pair encoding of ordinary text. Safe to share between threads."""
 
     def __init__(
         self,
         name: str,
         tokens: Sequence[bytes],
         pattern: str = PATTERN,
-        long_run: int = LONG_RUN,
+        *,
+        warm_up: int = WARM_UP,
+        chunk: int = CHUNK,
         block: int = BLOCK,
     ) -> None:
-        """`tokens` by id, which is their merge priority; the others are for tests with short runs."""
+        """`tokens` are the bytes of each token, by id; the id is the merge priority.
+
+        All 256 single bytes must be there. `pattern` is the regular expression that splits text into pieces.
+        With any other than that of `o200k_base`, texts go to `tiktoken` as they are, and its weaknesses
+        remain. Tests set `warm_up`, `chunk` and `block` (see `WARM_UP`, `CHUNK`, `BLOCK`).
+        """
+        self._name = name
         self._tokens = tokens
-        self._core = tiktoken.Encoding(
-            name,
-            pat_str=pattern,
-            mergeable_ranks=dict(zip(tokens, range(len(tokens)), strict=True)),
-            special_tokens={},
-        )
+        self._pattern = pattern
+        self._left_to_warm_up = warm_up if pattern == PATTERN else 0
+        self._chunk = chunk
         self._block = block
-        self._long_run = long_run
-        self._long_runs = re.compile(f"[{_SPACES}]{{{long_run},}}+")
-        self._period = functools.lru_cache(maxsize=256)(self._period_of)
+        self._max_short = -1  # after the warm-up: texts up to this length go to tiktoken as they are
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text. Raises ValueError for lone surrogates."""
-        text = _scalar_values(text)
-        if len(text) < 2 * self._block:
-            return self._core.encode_ordinary(text)
-        shortened, cuts = self._shortened(text)
-        tokens = self._encode_with_spaces(shortened)
-        if not cuts:
-            return tokens
-        restored = self._restored(tokens, cuts)
-        return self._encode_with_spaces(text) if restored is None else restored
-
-    # Runs of one character
-    #
-    # How the pattern matches does not depend on the length of such a run, beyond the few characters at its
-    # ends, if multiples of what repeats in its tokens are taken out. And tokens are the encoding of a piece
-    # exactly if any two neighbours are the encoding of what they say together: repeating what is repeated
-    # already brings no new neighbours. So a long run has the tokens of a shorter one, with more repetitions.
-
-    def _shortened(self, text: str) -> tuple[str, list[_Cut]]:
-        """The text without most of each run of one character, and what is missing."""
-        kept: list[str] = []
-        cuts: list[_Cut] = []
-        block = self._block
-        done = size = 0
-        for start in range(0, len(text) - block + 1, block):
-            character = text[start]
-            run = character * block
-            if start < done or text[start : start + block] != run:
-                continue
-            period = self._period(character)
-            if period is None:
-                continue
-            end = start + block
-            while text[end : end + block] == run:
-                end += block
-            rest = text[end : end + block]
-            end += len(rest) - len(rest.lstrip(character))
-            times = (end - start - block) // period.characters
-            left = end - start - times * period.characters
-            before = text[done:start]
-            size += len(before.encode())
-            cuts.append(_Cut(size + left // 2 * len(character.encode()), period, times))
-            size += left * len(character.encode())
-            kept += [before, character * left]
-            done = end
-        return "".join([*kept, text[done:]]), cuts
-
-    def _restored(self, tokens: list[int], cuts: list[_Cut]) -> list[int] | None:
-        """Adds the tokens of what was taken out; None where they do not repeat as they should."""
-        ends = list(accumulate(len(self._tokens[token]) for token in tokens))
-        parts = []
-        done = 0
-        for place, period, times in cuts:
-            at = bisect_left(ends, place)
-            repeated = tokens[at : at + period.tokens]
-            if repeated != tokens[at - period.tokens : at]:
-                return None
-            parts += [tokens[done:at], repeated * times]
-            done = at
-        return [token for part in [*parts, tokens[done:]] for token in part]
-
-    def _period_of(self, character: str) -> _Period | None:
-        """What repeats in the middle of a long run of a character; None if nothing short does."""
-        tokens = self._core.encode_ordinary(character * self._block)
-        middle = len(tokens) // 2
-        for length in range(1, _LONGEST_PERIOD + 1):
-            repeated = tokens[middle : middle + length]
-            if repeated == tokens[middle + length : middle + 2 * length]:
-                size = sum(len(self._tokens[token]) for token in repeated)
-                characters, rest = divmod(size, len(character.encode()))
-                return None if rest else _Period(length, characters)
-        return None
-
-    # Runs of spaces of different kinds
-
-    def _encode_with_spaces(self, text: str) -> list[int]:
-        if len(text) < self._long_run:
-            return self._core.encode_ordinary(text)
+        """The tokens of a text, none of them special. Raises ValueError for lone surrogates."""
+        if not text.isascii():
+            text = without_surrogates(text)
+        end, chunk = len(text), self._chunk
+        if end <= self._max_short:
+            return self._tiktoken.encode_ordinary(text)
+        if end <= self._left_to_warm_up:
+            self._left_to_warm_up -= end
+            return self._encode_pieces(text)
+        self._left_to_warm_up = 0
+        if self._pattern != PATTERN:
+            return self._encode_by_another_pattern(text)
+        self._max_short = 2 * chunk
         tokens: list[int] = []
-        done = 0
-        for run in self._long_runs.finditer(text):
-            following = text[run.end() : run.end() + 1]
-            if following and following in _LINE_BREAKS:
-                continue  # an alternative without backtracking takes a run with its line break
-            # The pattern makes a run one piece, all but its last character if text follows.
-            end = run.end() - len(following)
-            tokens += self._core.encode_ordinary(text[done : run.start()])
-            tokens += self._core._encode_single_piece(text[run.start() : end])
-            done = end
-        return tokens + self._core.encode_ordinary(text[done:])
+        done = seen = 0  # text[:done] is encoded; text[done:seen] has no long piece
+        while end - seen > 2 * chunk:
+            cut = first_cut(text, seen + chunk, seen + 2 * chunk)
+            if cut is None:
+                cut = first_cut(text, seen + 2 * chunk - 1, end) or end
+                part = text[seen:cut]
+                if may_have_long_pieces(part, chunk):
+                    tokens += self._tiktoken.encode_ordinary(text[done:seen])
+                    tokens += self._encode_pieces(part)
+                    done = cut
+            seen = cut
+        return tokens + self._tiktoken.encode_ordinary(text[done:])
 
+    @functools.cached_property
+    def _ranks(self) -> dict[bytes, int]:
+        return dict(zip(self._tokens, range(len(self._tokens)), strict=True))
 
-def _scalar_values(text: str) -> str:
-    """Joins surrogate pairs, which JSON escapes can leave behind, into characters."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    @functools.cached_property
+    def _tiktoken(self) -> tiktoken.Encoding:
+        import tiktoken
+
+        self._left_to_warm_up = 0
+        return tiktoken.Encoding(
+            self._name, pat_str=self._pattern, mergeable_ranks=self._ranks, special_tokens={}
+        )
+
+    def _encode_by_another_pattern(self, text: str) -> list[int]:
         try:
-            return text.encode("utf-16", "surrogatepass").decode("utf-16")
-        except UnicodeDecodeError:
-            raise ValueError(f"{shown(text)} is not Unicode text: it has a lone surrogate") from None
-    return text
+            return self._tiktoken.encode_ordinary(text)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # it is a BaseException, and its class is not public
+                raise
+            raise ValueError(f"the pattern of {self._name} cannot split {shown(text)}: {error}") from None
+
+    # Pieces
+
+    def _encode_pieces(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        rank_of = self._ranks.get
+        for piece in pieces(text):
+            token = rank_of(piece)
+            if token is None:
+                tokens += self._merged(piece)
+            else:
+                tokens.append(token)
+        return tokens
+
+    def _merged(self, piece: bytes) -> list[int]:
+        """The tokens of a piece that is not a token."""
+        if self._left_to_warm_up > 0 and len(piece) <= _MAX_MERGED_HERE:
+            self._left_to_warm_up -= _COST_OF_MERGING * len(piece)
+            return merged(piece, self._ranks)
+        if len(piece) <= 2 * self._block:
+            return self._tiktoken._encode_single_piece(piece)
+        return self._merged_in_blocks(piece)
+
+    # Long pieces
+    #
+    # A row of tokens is what a piece is merged to exactly if this holds for each pair of neighbours: merging
+    # their bytes alone gives these two tokens. (The first merge across their boundary would happen in the two
+    # alone as well.) So two rows that overlap in one token can be joined at it. Each block therefore begins
+    # at a token of the block before it, some way from that block's end. If merging it gives the same token
+    # first, the piece has the tokens of the earlier block up to there, and then those of the later one.
+
+    def _merged_in_blocks(self, piece: bytes) -> list[int]:
+        merge = self._tiktoken._encode_single_piece
+        lengths = self._lengths
+        # A block holds several tokens, however long they are. And it is longer than any token: then tiktoken
+        # merges it and does not look it up.
+        size = max(self._block, 8 * max(lengths))
+        tokens: list[int] = []
+        start, end = 0, len(piece)
+        stop = end if end <= 2 * size else size
+        part = piece[start:stop]
+        block = merge(part)
+        while stop < end:
+            for eighths in (7, 4, 1):
+                kept = max(1, len(block) * eighths // 8)
+                joint = start + sum(lengths[token] for token in block[:kept])
+                stop = end if end - joint <= 2 * size else joint + size
+                next_part = piece[joint:stop]
+                next_block = (
+                    block if next_part == part else merge(next_part)
+                )  # a repeated part is merged once
+                if next_block[0] == block[kept]:
+                    break
+            else:
+                return tokens + merge(piece[start:])
+            tokens += block[:kept]
+            start, part, block = joint, next_part, next_block
+        return tokens + block
+
+    @functools.cached_property
+    def _lengths(self) -> list[int]:
+        return list(map(len, self._tokens))
+
+
+def merged(piece: bytes, ranks: Mapping[bytes, int]) -> list[int]:
+    """The tokens of a piece, by byte-pair merging; `ranks` maps each token's bytes to its id.
+
+    Begins with single bytes, and merges the two neighbours that make the token with the lowest id until no
+    two make a token. The time is quadratic in the length of the piece.
+    """
+    none = len(ranks)
+    starts = list(range(len(piece) + 1))
+    made = [ranks.get(piece[start : start + 2], none) for start in starts[:-2]]
+    while made:
+        rank = min(made)
+        if rank == none:
+            break
+        at = made.index(rank)
+        del starts[at + 1], made[at]
+        if at:
+            made[at - 1] = ranks.get(piece[starts[at - 1] : starts[at + 1]], none)
+        if at < len(made):
+            made[at] = ranks.get(piece[starts[at] : starts[at + 2]], none)
+    return [ranks[piece[start:stop]] for start, stop in pairwise(starts)]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from .api_fields import string
-from .errors import HarmonyFormatError, shown
+from .errors import HarmonyFormatError, shown, shown_json
+from .json_types import Json, JsonObject
 from .numbers import json_value
 from .vocabulary import PATTERN, SPECIAL_TOKENS, check_single_bytes
 
 
 class Tokenizer(NamedTuple):
-    """What an encoding is made of."""
+    """What an encoding is made of: ordinary tokens (bytes by id), special tokens (text → id), and a pattern.
+
+    The pattern is the regular expression that splits text before merging.
+    """
 
     tokens: list[bytes]
     special_tokens: dict[str, int]
@@ -22,27 +26,30 @@ class Tokenizer(NamedTuple):
 def read_tokenizer_json(data: bytes, source: str) -> Tokenizer:
     """Reads a `tokenizer.json`; `source` names the file in errors.
 
-    Ids are taken as merge priorities, so the merges must stand in the order of the ids they make. Raises
-    HarmonyFormatError for another kind of tokenizer or one without harmony's special tokens.
+    Token ids are used as merge priorities, so the merges must be listed in the order of the ids that they
+    make. Raises HarmonyFormatError if they are not, for another kind of tokenizer, and for one without
+    harmony's special tokens.
     """
     try:
         document = json_value(data)
     except ValueError as error:
         raise HarmonyFormatError(f"{source} is not JSON: {error}") from None
     model = document.get("model") if isinstance(document, dict) else None
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict):
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(document, dict) or not isinstance(model, dict) or not isinstance(vocab, dict):
         raise HarmonyFormatError(f"{source} has no model.vocab: it must be a byte-level BPE tokenizer")
     added = _added_tokens(document.get("added_tokens"), source)
     missing = [name for name in SPECIAL_TOKENS if name not in added]
     if missing:
         raise HarmonyFormatError(f"{source} lacks the special tokens {', '.join(missing)}")
-    ids = {text: token for text, token in model["vocab"].items() if text not in added}
-    if not all(map(_is_id, ids.values())) or sorted(ids.values()) != list(range(len(ids))):
-        raise HarmonyFormatError(f"{source} must number its {len(ids)} ordinary tokens from 0 on")
+    ordinary = {text: token for text, token in vocab.items() if text not in added}
+    ids = {text: token for text, token in ordinary.items() if _is_id(token)}
+    if len(ids) < len(ordinary) or sorted(ids.values()) != list(range(len(ids))):
+        raise HarmonyFormatError(f"{source} must number its {len(ordinary)} ordinary tokens from 0 on")
     for text, token in added.items():
         if token < len(ids):
             raise HarmonyFormatError(
-                f"{source} gives {shown(text)} the id {token}: "
+                f"{source} gives {shown_json(text)} the id {token}: "
                 f"special tokens must have ids from {len(ids)} on"
             )
     _check_merges(ids, model.get("merges") or [], source)
@@ -51,66 +58,68 @@ def read_tokenizer_json(data: bytes, source: str) -> Tokenizer:
     return Tokenizer(tokens, added, _pattern(document, source))
 
 
-def _is_id(value: Any) -> TypeGuard[int]:
+def _is_id(value: Json) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _added_tokens(entries: Any, source: str) -> dict[str, int]:
-    """The special tokens, each with an id of its own."""
+def _added_tokens(entries: Json, source: str) -> dict[str, int]:
+    """The special tokens, text → id. Raises HarmonyFormatError if two share a text or an id."""
     if entries is None:
         return {}
     if not isinstance(entries, list):
-        raise HarmonyFormatError(f"{source} has added_tokens {shown(entries)}: it must be a list")
+        raise HarmonyFormatError(f"{source} has added_tokens {shown_json(entries)}: it must be a list")
     added: dict[str, int] = {}
     names: dict[int, str] = {}
     for entry in entries:
         text, token = (entry.get("content"), entry.get("id")) if isinstance(entry, dict) else (None, None)
         if not isinstance(text, str) or not text or not _is_id(token):
             raise HarmonyFormatError(
-                f"{source} has the added token {shown(entry)}: it must have a text, `content`, and a whole "
-                "number, `id`"
+                f"{source} has the added token {shown_json(entry)}: it must have a text, `content`, and a "
+                "whole number, `id`"
             )
         string(text, f"{source} has an added token that")
         if text in added:
-            raise HarmonyFormatError(f"{source} lists the added token {shown(text)} twice")
+            raise HarmonyFormatError(f"{source} lists the added token {shown_json(text)} twice")
         if token in names:
             raise HarmonyFormatError(
-                f"{source} gives {shown(text)} the id {token}: it is that of {shown(names[token])}"
+                f"{source} gives {shown_json(text)} the id {token}: it is that of {shown_json(names[token])}"
             )
         added[text] = token
         names[token] = text
     return added
 
 
-def _check_merges(ids: Mapping[str, int], merges: Any, source: str) -> None:
+def _check_merges(ids: Mapping[str, int], merges: Json, source: str) -> None:
     last = -1
     for merge in merges if isinstance(merges, list) else [merges]:
         pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise HarmonyFormatError(f"{source} has the merge {shown(merge)}: it must be two texts")
-        made = ids.get(pair[0] + pair[1], -1)
+        texts = [text for text in pair if isinstance(text, str)] if isinstance(pair, list) else []
+        if len(texts) != 2 or pair != texts:
+            raise HarmonyFormatError(f"{source} has the merge {shown_json(merge)}: it must be two texts")
+        made = ids.get("".join(texts), -1)
         if made < last:
             raise HarmonyFormatError(
-                f"{source} merges {pair[0]!r} and {pair[1]!r} out of the order of its ids"
+                f"{source} has the merge {shown_json(merge)} out of the order of its ids"
             )
         last = made
 
 
-def _pattern(document: Mapping[str, Any], source: str) -> str:
-    """The expression that splits text before merging; by default that of gpt-oss."""
+def _pattern(document: JsonObject, source: str) -> str:
+    """The regular expression that splits text before merging; gpt-oss's own if the file has none."""
     for part in _objects(document.get("pre_tokenizer")):
-        if part.get("type") == "Split" and isinstance(part.get("pattern"), dict):
-            pattern = part["pattern"].get("Regex")
-            if isinstance(pattern, str):
-                _check_pattern(pattern, source)
-                return pattern
+        pattern = part.get("pattern")
+        if part.get("type") == "Split" and isinstance(pattern, dict):
+            regex = pattern.get("Regex")
+            if isinstance(regex, str):
+                _check_pattern(regex, source)
+                return regex
     return PATTERN
 
 
 def _check_pattern(pattern: str, source: str) -> None:
-    """Refuses a pattern that does not compile, and one that leaves text out or has empty pieces.
+    """Raises HarmonyFormatError for a pattern that does not compile, skips text, or matches an empty piece.
 
-    Text that is left out would be lost, and `tiktoken` panics at an empty piece.
+    Skipped text would be lost, and `tiktoken` panics at an empty piece.
     """
     if pattern == PATTERN:
         return
@@ -134,7 +143,8 @@ _EVERY_KIND_OF_TEXT = (
 )
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
+def _objects(value: Json) -> Iterator[JsonObject]:
+    """The object itself and all objects inside of it."""
     if isinstance(value, dict):
         yield value
         for inner in value.values():
@@ -145,7 +155,7 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _byte_characters() -> dict[str, int]:
-    """The characters that stand for bytes in such files: visible Latin-1 itself, the others from U+0100."""
+    """Character → the byte that it stands for: visible Latin-1 for itself, U+0100 and on for the others."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [value for value in range(256) if value not in visible]
     return {chr(value): value for value in visible} | {chr(256 + n): value for n, value in enumerate(hidden)}
@@ -158,7 +168,9 @@ def _bytes(text: str, source: str) -> bytes:
     try:
         token = bytes(_BYTE_OF[character] for character in text)
     except KeyError:
-        raise HarmonyFormatError(f"{source} has the token {text!r}: it must be in byte-level form") from None
+        raise HarmonyFormatError(
+            f"{source} has the token {shown_json(text)}: it must be in byte-level form"
+        ) from None
     if not token:
         raise HarmonyFormatError(f"{source} has an empty token: each must have at least one byte")
     return token

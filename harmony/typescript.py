@@ -1,22 +1,22 @@
-"""JSON Schema → the TypeScript-like types in which the model was shown functions.
+"""JSON Schema → the TypeScript-like types in which functions are shown to the model.
 
-`compatible` reproduces openai-harmony 0.0.8 character for character, quirks included, because that is the
-form closest to the training data that can be observed.
+`compatible` reproduces openai-harmony 0.0.8 character for character, quirks included: it is the best known
+description of what the model was trained on.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeGuard
 
+from .json_types import Json, JsonObject
 from .numbers import compact_json
 
-Schema = Any  # JSON data: a dictionary where the schema is well-formed
 
+def compatible(schema: Json, indent: str = "") -> str:
+    """The type of a schema, as openai-harmony 0.0.8 writes it; `indent` begins all lines but the first.
 
-def compatible(schema: Schema, indent: str = "") -> str:
-    """The type of a schema, as openai-harmony 0.0.8 writes it.
-
-    Precedence: `oneOf`, then a list of types, then `type`; everything else is `any`.
+    `oneOf` comes first, then a list of types, then a single `type`. Everything else is `any`, also what is
+    not a valid schema.
     """
     if not isinstance(schema, dict):
         return "any"
@@ -43,22 +43,22 @@ def compatible(schema: Schema, indent: str = "") -> str:
     return "any"
 
 
-def _variant(variant: Schema, indent: str) -> str:
-    """One `| T // comments` line of a `oneOf` that is not a property's."""
+def _variant(variant: Json, indent: str) -> str:
+    """A line `| T // comments`, for a variant of a `oneOf` that is not a property's."""
     comments = []
     description = _string(variant, "description")
     if description is not None:
         comments.append(description)
     if _has(variant, "default"):
         default = variant["default"]
-        # Unlike a property's, an enum's default string keeps its JSON quotes here.
+        # Here an enum's default string has its JSON quotes; in a property it has none.
         comments.append(
-            "default: " + (f'"{default}"' if _unquoted(default, variant) else compact_json(default))
+            "default: " + (f'"{default}"' if _needs_quotes(default, variant) else compact_json(default))
         )
     return f"\n{indent} | " + _nullable(variant, indent + "   ") + _trailing(comments)
 
 
-def _object(schema: dict[str, Any], indent: str) -> str:
+def _object(schema: JsonObject, indent: str) -> str:
     lines = []
     description = _string(schema, "description")
     if description is not None:
@@ -74,8 +74,8 @@ def _object(schema: dict[str, Any], indent: str) -> str:
     return "\n".join(lines)
 
 
-def _property(label: str, schema: Schema, indent: str) -> list[str]:
-    """The lines of one property, comments first."""
+def _property(label: str, schema: Json, indent: str) -> list[str]:
+    """The lines of a property, its comments first."""
     lines = []
     title = _string(schema, "title")
     description = _string(schema, "description")
@@ -87,17 +87,19 @@ def _property(label: str, schema: Schema, indent: str) -> list[str]:
     if isinstance(examples, list) and examples:
         lines.append(f"{indent}// Examples:")
         lines += [f'{indent}// - "{example}"' for example in examples if isinstance(example, str)]
-    if _has(schema, "oneOf") and isinstance(schema["oneOf"], list):
-        return lines + _one_of_property(label, schema, description, indent)
+    variants = schema["oneOf"] if _has(schema, "oneOf") else None
+    if _has(schema, "oneOf") and isinstance(variants, list):
+        return lines + _one_of_property(label, schema, variants, description, indent)
     line = f"{indent}{label}: {_nullable(schema, indent + '    ')},"
     if _has(schema, "default") and not _has(schema, "oneOf"):
         line += f" // default: {_default(schema)}"
     return [*lines, line]
 
 
-def _one_of_property(label: str, schema: dict[str, Any], description: str | None, indent: str) -> list[str]:
+def _one_of_property(
+    label: str, schema: JsonObject, variants: list[Json], description: str | None, indent: str
+) -> list[str]:
     lines = []
-    variants = schema["oneOf"]
     shown_above = description is not None and not (
         variants and _string(variants[0], "description") == description
     )
@@ -117,22 +119,22 @@ def _one_of_property(label: str, schema: dict[str, Any], description: str | None
     return [*lines, f"{indent},"]
 
 
-def _nullable(schema: Schema, indent: str) -> str:
+def _nullable(schema: Json, indent: str) -> str:
     text = compatible(schema, indent)
     if isinstance(schema, dict) and schema.get("nullable") is True and "null" not in text:
         text += " | null"
     return text
 
 
-def _default(schema: dict[str, Any]) -> str:
+def _default(schema: JsonObject) -> str:
     default = schema["default"]
     if isinstance(default, str):
-        return f'"{default}"' if _unquoted(default, schema) else default
+        return f'"{default}"' if _needs_quotes(default, schema) else default
     return compact_json(default)
 
 
-def _unquoted(default: Any, schema: dict[str, Any]) -> bool:
-    """Whether a default is a string that still needs quotes: an enum's values do not get them."""
+def _needs_quotes(default: Json, schema: JsonObject) -> bool:
+    """Whether a default gets quotes: a string does, unless the schema has an enum."""
     values = schema.get("enum")
     return isinstance(default, str) and not (isinstance(values, list) and values)
 
@@ -141,10 +143,10 @@ def _trailing(comments: list[str]) -> str:
     return " // " + " ".join(comments) if comments else ""
 
 
-def _has(schema: Schema, key: str) -> bool:
+def _has(schema: Json, key: str) -> TypeGuard[JsonObject]:
     return isinstance(schema, dict) and key in schema
 
 
-def _string(schema: Schema, key: str) -> str | None:
+def _string(schema: Json, key: str) -> str | None:
     value = schema.get(key) if isinstance(schema, dict) else None
     return value if isinstance(value, str) else None

@@ -1,8 +1,8 @@
-"""JSON Schema → TypeScript-like types, the improved form: everything that a schema says, nothing invented.
+"""JSON Schema → TypeScript-like types, the improved form: it writes everything that a schema says.
 
-Where `typescript.compatible` is right this form looks much the same. Beyond it: `anyOf`, `allOf`, `$ref`
-(also recursive), `const`, enums of any values, `null`, tuples, maps, schemas without `type`, arrays of
-unions, comments of several lines, and quoting of keys and strings.
+What `typescript.compatible` can write looks much the same here. This form also writes `anyOf`, `allOf`,
+`$ref` (also recursive), `const`, enums of any values, `null`, tuples, maps, schemas without `type`, arrays of
+unions and comments of several lines, and quotes keys and strings where that is needed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from .json_types import Json, JsonObject
 from .numbers import compact_json
-
-Schema = Any  # JSON data: a dictionary where the schema is well-formed
 
 _IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
 _SIMPLE = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}
@@ -32,42 +31,45 @@ _OF_OBJECTS = {"type", "properties", "required", "description", "title", "additi
 _STEP = "    "
 
 
-def improved(schema: Schema, prefix: str = "") -> tuple[str, dict[str, str]]:
-    """The type of a schema and the named types that it uses, by name.
+def improved(schema: Json, prefix: str = "") -> tuple[str, dict[str, str]]:
+    """The type of a schema, and the named types that it uses: name → type.
 
-    What a `$ref` leads to becomes a named type if it holds further schemas; `prefix` begins such names, to
-    keep the types of two functions apart. Only references into the schema itself are followed.
+    The target of a `$ref` becomes a named type if it has schemas inside it. `prefix` is put before such
+    names, so that those of two functions differ. References to anything outside of the schema become `any`.
     """
     writer = _Writer(schema, prefix)
-    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        schema = _target(schema, schema["$ref"])
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    if isinstance(reference, str):
+        schema = _target(schema, reference)
     comment = _comment(schema.get("description"), "") if isinstance(schema, dict) else []
     text = "\n".join([*comment, writer.text(schema, "")])
     while writer.waiting:
-        reference = writer.waiting.pop(0)
-        writer.definitions[writer.names[reference]] = writer.text(writer.targets[reference], "")
+        name, target = writer.waiting.pop(0)
+        writer.definitions[name] = writer.text(target, "")
     return text, writer.definitions
 
 
 class _Member(NamedTuple):
-    """One alternative of a type."""
+    """One alternative of a union type."""
 
     text: str
     comment: str = ""
     is_compound: bool = False
+    """True if the text needs parentheses as an operand."""
 
 
 class _Writer:
-    def __init__(self, root: Schema, prefix: str) -> None:
+    """Writes the type of one schema, and collects its named types."""
+
+    def __init__(self, root: Json, prefix: str) -> None:
         self.root = root
         self.prefix = prefix
-        self.names: dict[str, str] = {}  # of the references met so far
-        self.targets: dict[str, Schema] = {}
-        self.waiting: list[str] = []
-        self.definitions: dict[str, str] = {}
+        self.names: dict[str, str] = {}  # reference → name, of those met so far
+        self.waiting: list[tuple[str, Json]] = []  # the names and schemas that are still to be written
+        self.definitions: dict[str, str] = {}  # name → type
 
-    def text(self, schema: Schema, indent: str) -> str:
-        """The type; its further lines start with `indent`."""
+    def text(self, schema: Json, indent: str) -> str:
+        """The type of a schema; `indent` begins all lines but the first."""
         return self._joined(self._members(schema, indent), indent)
 
     def _joined(self, members: list[_Member], indent: str) -> str:
@@ -77,13 +79,13 @@ class _Writer:
             return "".join(lines) + f"\n{indent}"
         return " | ".join(dict.fromkeys(member.text for member in members))
 
-    def _grouped(self, schema: Schema, indent: str) -> str:
-        """The type as an operand, in parentheses where it needs them."""
+    def _grouped(self, schema: Json, indent: str) -> str:
+        """The type as an operand, in parentheses if it needs them."""
         members = self._members(schema, indent)
         text = self._joined(members, indent)
         return f"({text})" if len(members) > 1 or members[0].is_compound else text
 
-    def _members(self, schema: Schema, indent: str) -> list[_Member]:
+    def _members(self, schema: Json, indent: str) -> list[_Member]:
         if schema is False:
             return [_Member("never")]
         if not isinstance(schema, dict):
@@ -93,32 +95,45 @@ class _Writer:
             members.append(_Member("null"))
         return members
 
-    def _alternatives(self, schema: dict[str, Any], indent: str) -> list[_Member]:
-        if isinstance(schema.get("$ref"), str):
-            return self._reference(schema["$ref"], indent)
+    def _alternatives(self, schema: JsonObject, indent: str) -> list[_Member]:
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            return self._reference(reference, indent)
         if "const" in schema:
             return [_Member(compact_json(schema["const"]))]
-        if isinstance(schema.get("enum"), list) and schema["enum"]:
-            return [_Member(compact_json(value)) for value in schema["enum"]]
+        values = schema.get("enum")
+        if isinstance(values, list) and values:
+            return [_Member(compact_json(value)) for value in values]
         for keyword in ("oneOf", "anyOf"):
-            if isinstance(schema.get(keyword), list) and schema[keyword]:
-                return [
-                    member for variant in schema[keyword] for member in self._variant(variant, indent + "   ")
-                ]
-        if isinstance(schema.get("allOf"), list) and schema["allOf"]:
-            return self._all_of(schema, indent)
+            variants = schema.get(keyword)
+            if isinstance(variants, list) and variants:
+                return [member for variant in variants for member in self._variant(variant, indent + "   ")]
+        parts = schema.get("allOf")
+        if isinstance(parts, list) and parts:
+            return self._all_of(schema, parts, indent)
         kinds = schema.get("type")
         if isinstance(kinds, list) and kinds:
             return [_Member(self._of_kind(schema, kind, indent)) for kind in kinds]
         return [_Member(self._of_kind(schema, kinds, indent))]
 
-    def _variant(self, schema: Schema, indent: str) -> list[_Member]:
-        comment = _trailing_comment(schema)
+    def _variant(self, schema: Json, indent: str) -> list[_Member]:
+        comment = self._trailing_comment(schema)
         if not comment:
             return self._members(schema, indent)
         return [_Member(self._grouped(schema, indent), comment)]
 
-    def _of_kind(self, schema: dict[str, Any], kind: Any, indent: str) -> str:
+    def _trailing_comment(self, schema: Json) -> str:
+        """The description and the default of a variant, for the end of its line."""
+        words = []
+        if isinstance(schema, dict):
+            description = schema.get("description")
+            if isinstance(description, str):
+                words.append(" ".join(description.split()))
+            if "default" in schema:
+                words.append(f"default: {self._default(schema)}")
+        return f" // {' '.join(words)}" if words else ""
+
+    def _of_kind(self, schema: JsonObject, kind: Json, indent: str) -> str:
         if kind == "array" or (kind is None and ("items" in schema or "prefixItems" in schema)):
             return self._array(schema, indent)
         if kind == "object" or (kind is None and "properties" in schema):
@@ -135,29 +150,20 @@ class _Writer:
             while name in self.names.values():
                 name += "_"
             self.names[reference] = name
-            self.targets[reference] = target
-            self.waiting.append(reference)
+            self.waiting.append((name, target))
         return [_Member(self.names[reference])]
 
-    def _all_of(self, schema: dict[str, Any], indent: str) -> list[_Member]:
-        """One object where all parts are objects, else an intersection."""
-        own = {key: value for key, value in schema.items() if key != "allOf"}
-        parts = [part for part in (own, *schema["allOf"]) if not _says_nothing(part)]
-        if parts and all(isinstance(part, dict) and set(part) <= _OF_OBJECTS for part in parts):
-            merged: dict[str, Any] = {}
-            for part in parts:
-                for key, value in part.items():
-                    if key == "properties" and isinstance(value, dict):
-                        merged[key] = {**merged.get(key, {}), **value}
-                    elif key == "required" and isinstance(value, list):
-                        merged[key] = [*merged.get(key, []), *value]
-                    elif key == "additionalProperties":
-                        merged[key] = value
-            return [_Member(self._object(merged, indent))]
+    def _all_of(self, schema: JsonObject, all_of: list[Json], indent: str) -> list[_Member]:
+        """One object type if all parts of the `allOf` are objects, else an intersection."""
+        own: JsonObject = {key: value for key, value in schema.items() if key != "allOf"}
+        parts = [part for part in (own, *all_of) if not _adds_nothing(part)]
+        objects = [part for part in parts if isinstance(part, dict) and part.keys() <= _OF_OBJECTS]
+        if parts and len(objects) == len(parts):
+            return [_Member(self._object(_merged(objects), indent))]
         texts = list(dict.fromkeys(self._grouped(part, indent) for part in parts))
         return [_Member(" & ".join(texts) or "any", is_compound=len(texts) > 1)]
 
-    def _array(self, schema: dict[str, Any], indent: str) -> str:
+    def _array(self, schema: JsonObject, indent: str) -> str:
         items = schema.get("items")
         prefix = schema.get("prefixItems", items if isinstance(items, list) else None)
         if isinstance(prefix, list):
@@ -167,7 +173,7 @@ class _Writer:
             return f"[{', '.join(members)}]"
         return f"{self._grouped(items, indent)}[]"
 
-    def _object(self, schema: dict[str, Any], indent: str) -> str:
+    def _object(self, schema: JsonObject, indent: str) -> str:
         properties = schema.get("properties")
         required = schema.get("required")
         lines = []
@@ -180,39 +186,85 @@ class _Writer:
             lines += self._property("[key: string]", others, indent)
         return "\n".join(["{", *lines, f"{indent}}}"]) if lines else "object"
 
-    def _property(self, label: str, schema: Schema, indent: str) -> list[str]:
-        told = schema if isinstance(schema, dict) else {}
+    def _property(self, label: str, schema: Json, indent: str) -> list[str]:
+        """The lines of a property, its comments first."""
+        fields = schema if isinstance(schema, dict) else {}
         lines = []
-        title = told.get("title")
+        title = fields.get("title")
         if isinstance(title, str) and _letters(title) != _letters(label):
             lines = [*_comment(title, indent), f"{indent}//"]
-        lines += _comment(told.get("description"), indent)
-        items = told.get("items")
+        lines += _comment(fields.get("description"), indent)
+        items = fields.get("items")
         if isinstance(items, dict) and isinstance(items.get("description"), str):
             lines += _comment(f"Items: {items['description']}", indent)
-        examples = told.get("examples")
+        examples = fields.get("examples")
         if isinstance(examples, list) and examples:
             lines.append(f"{indent}// Examples:")
             lines += [f"{indent}// - {compact_json(example)}" for example in examples]
         text = self.text(schema, indent + _STEP)
         space = "" if text.startswith("\n") else " "
-        default = f" // default: {compact_json(told['default'])}" if "default" in told else ""
+        default = f" // default: {self._default(fields)}" if "default" in fields else ""
         return [*lines, f"{indent}{label}:{space}{text},{default}"]
 
+    def _default(self, schema: JsonObject) -> str:
+        """A default as OpenAI's guide writes it: a value of an enum without quotes."""
+        default = schema["default"]
+        text = compact_json(default)
+        if isinstance(default, str) and text == f'"{default}"' and self._enumerates(schema, default):
+            return default
+        return text
 
-def _target(root: Schema, reference: str) -> Schema:
-    """What a reference into the schema (`#`, `#/…`) leads to; None for any other and for a circle."""
+    def _enumerates(self, schema: Json, value: str) -> bool:
+        """Whether an enum of the schema has the value: its own, that of a reference, or that of a variant."""
+        waiting, seen = [schema], set()
+        while waiting:
+            one = waiting.pop()
+            if not isinstance(one, dict):
+                continue
+            reference = one.get("$ref")
+            if isinstance(reference, str) and reference not in seen:
+                seen.add(reference)
+                waiting.append(_target(self.root, reference))
+            values = one.get("enum")
+            if isinstance(values, list) and value in values:
+                return True
+            for keyword in ("oneOf", "anyOf", "allOf"):
+                variants = one.get(keyword)
+                if isinstance(variants, list):
+                    waiting += variants
+        return False
+
+
+def _merged(objects: list[JsonObject]) -> JsonObject:
+    """The properties, the required ones, and the last `additionalProperties` of several object schemas."""
+    properties: JsonObject = {}
+    required: list[Json] = []
+    merged: JsonObject = {"properties": properties, "required": required}
+    for schema in objects:
+        for key, value in schema.items():
+            if key == "properties" and isinstance(value, dict):
+                properties.update(value)
+            elif key == "required" and isinstance(value, list):
+                required += value
+            elif key == "additionalProperties":
+                merged[key] = value
+    return merged
+
+
+def _target(root: Json, reference: str) -> Json:
+    """The schema that a reference (`#`, `#/…`) leads to; None for a circle and for what is not in `root`."""
     seen = set()
     while reference not in seen:
         seen.add(reference)
         target = _resolved(root, reference)
-        if not isinstance(target, dict) or not isinstance(target.get("$ref"), str):
+        following = target.get("$ref") if isinstance(target, dict) else None
+        if not isinstance(following, str):
             return target
-        reference = target["$ref"]
+        reference = following
     return None
 
 
-def _resolved(root: Schema, reference: str) -> Schema:
+def _resolved(root: Json, reference: str) -> Json:
     start, *steps = reference.split("/")
     if start != "#":
         return None
@@ -228,15 +280,15 @@ def _resolved(root: Schema, reference: str) -> Schema:
     return value
 
 
-def _says_nothing(schema: Schema) -> bool:
-    """Whether a part of `allOf` adds nothing to the type: a comment, or that it is an object."""
+def _adds_nothing(schema: Json) -> bool:
+    """Whether a part of `allOf` adds nothing to the type: it only has comments, or only says "object"."""
     if not isinstance(schema, dict):
         return schema is True
     return set(schema) <= {"description", "title", "$defs", "definitions"} or schema == {"type": "object"}
 
 
 def _letters(text: str) -> str:
-    """The letters and digits of a name: a title that has the same as its key says nothing new."""
+    """The letters and digits of a name. A title with the same ones as its key is not worth a comment."""
     return "".join(filter(str.isalnum, text)).lower()
 
 
@@ -244,17 +296,7 @@ def _key(key: str) -> str:
     return key if _IDENTIFIER.fullmatch(key) else json.dumps(key, ensure_ascii=False)
 
 
-def _comment(text: Any, indent: str) -> list[str]:
+def _comment(text: Json, indent: str) -> list[str]:
+    """A text as comment lines; none if it is not a string."""
     lines: Iterable[str] = text.splitlines() if isinstance(text, str) else []
     return [f"{indent}// {line}".rstrip() for line in lines]
-
-
-def _trailing_comment(schema: Schema) -> str:
-    """The description and default of a variant, for the end of its line."""
-    words = []
-    if isinstance(schema, dict):
-        if isinstance(schema.get("description"), str):
-            words.append(" ".join(schema["description"].split()))
-        if "default" in schema:
-            words.append(f"default: {compact_json(schema['default'])}")
-    return f" // {' '.join(words)}" if words else ""
