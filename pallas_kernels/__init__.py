@@ -1,1 +1,3 @@
-"""Kernels for gpt-oss: one folder per operation, each with its plain JAX oracle, and the MXFP4 format."""
+"""Kernels for gpt-oss, one folder per operation, each with its
+reference in plain JAX; and the MXFP4 format.
+"""

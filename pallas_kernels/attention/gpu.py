@@ -1,19 +1,20 @@
 """Attention on NVIDIA GPUs (Hopper): one Triton kernel for decoding and prompts, over pages and rings.
 
-A program takes the queries of one KV head, of one token (decoding) or of a tile of them (prompts), and a
-share of the keys that they see. It finds keys by number: key i of a sequence is row i mod P of page
-`table[sequence, i // P]`; a ring is a page with its own list of positions. A key's row is read once for all
-queries of its KV head.
+Each program computes the queries of one KV head, for one token (decoding) or for a tile of tokens (prompts),
+on one part of the keys that those queries see. Key i of a sequence is row i mod P of page
+`block_table[sequence, i // P]`. A ring is one page with a list of positions. All queries of a KV head share
+one read of each key.
 
-With few sequences there are too few programs to keep the memory busy, so the keys of one are split among
-several (flash decoding). Each leaves its highest score, its sum and its unnormalised result; adding those
-up, and the sink to the denominator, is plain JAX, fused into one kernel by XLA.
+With few sequences, one program per KV head would not keep the memory busy, so the keys of a sequence are
+split among several programs (flash decoding). Each program returns its highest score, its softmax sum and its
+unnormalised result. Plain JAX combines them and adds the sink to the denominator; XLA fuses that into one
+kernel.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,30 +22,31 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.attention.layout import EntryLayout, heads_per_unit, pack
-from pallas_kernels.attention.reference import LOWEST_SINK, held_before
+from pallas_kernels.attention.reference import LOWEST_SINK, positions_before
+from pallas_kernels.platform import Interpret
 
 LOG2E = math.log2(math.e)
 _ROWS = 16
-"""The fewest rows of a product on the matrix units."""
+"""The smallest number of rows that the matrix units multiply."""
 _KEYS = 64
-"""Keys that a program takes at a time."""
+"""Keys per iteration of a program's loop."""
 _TOKENS = 16
-"""Prompt tokens that share a program."""
+"""Prompt tokens per program."""
 _PROGRAMS = 4 * 132
-"""So many programs fill an H200 of 132 multiprocessors."""
+"""Programs that keep an H200 busy: four for each of its 132 multiprocessors."""
 _NONE = jnp.iinfo(jnp.int32).max
 
 
 class Keys(NamedTuple):
-    """Where the keys of each sequence are, and which of them a tile of queries visits.
+    """Where the keys of each sequence lie, and which of them each tile of queries reads.
 
-    entries [N, U, R, P, L]; table int32 [B, M]; positions int32 [B, M·P], that of each key, negative for
-    none, or None where key i stands at position i. first, end int32 [tiles]: the numbers of the keys to
-    visit.
+    entries [N, U, R, P, L]: the pages. block_table int32 [B, M]: the pages of each sequence. positions int32
+    [B, M·P]: the position of each key, negative where there is no key; None: key i has position i. first, end
+    int32 [tiles]: each tile reads the keys from `first` up to but not including `end`.
     """
 
     entries: jax.Array
-    table: jax.Array
+    block_table: jax.Array
     positions: jax.Array | None
     first: jax.Array
     end: jax.Array
@@ -53,46 +55,46 @@ class Keys(NamedTuple):
 def decode_pages(
     q: jax.Array,
     pages: jax.Array,
-    table: jax.Array,
+    block_table: jax.Array,
     lengths: jax.Array,
     sinks: jax.Array,
     *,
-    interpret: Any,
+    interpret: Interpret,
 ) -> jax.Array:
     """See `pallas_kernels.attention.decode_pages`."""
-    keys = Keys(pages, table, None, jnp.zeros_like(lengths), lengths)
+    keys = Keys(pages, block_table, None, jnp.zeros_like(lengths), lengths)
     return _attend(q[:, None], lengths[:, None] - 1, keys, sinks, None, 1, interpret)[:, 0]
 
 
 def decode_ring(
     q: jax.Array,
     ring: jax.Array,
-    held: jax.Array,
+    cached_positions: jax.Array,
     positions: jax.Array,
     sinks: jax.Array,
     *,
     window: int | jax.Array,
-    interpret: Any,
+    interpret: Interpret,
 ) -> jax.Array:
     """See `pallas_kernels.attention.decode_ring`."""
-    batch, width = held.shape
+    batch, width = cached_positions.shape
     end = jnp.where(positions >= 0, width, 0).astype(jnp.int32)
-    keys = Keys(ring, jnp.arange(batch, dtype=jnp.int32)[:, None], held, jnp.zeros_like(end), end)
+    keys = Keys(ring, jnp.arange(batch, dtype=jnp.int32)[:, None], cached_positions, jnp.zeros_like(end), end)
     return _attend(q[:, None], positions[:, None], keys, sinks, window, 1, interpret)[:, 0]
 
 
 def prefill_pages(
     q: jax.Array,
     pages: jax.Array,
-    table: jax.Array,
+    block_table: jax.Array,
     positions: jax.Array,
     sinks: jax.Array,
     *,
-    interpret: Any,
+    interpret: Interpret,
 ) -> jax.Array:
     """See `pallas_kernels.attention.prefill_pages`."""
     end = _by_tile(positions, _TOKENS, -1).max(axis=-1) + 1
-    keys = Keys(pages, table, None, jnp.zeros_like(end), end)
+    keys = Keys(pages, block_table, None, jnp.zeros_like(end), end)
     return _attend(q, positions, keys, sinks, None, _TOKENS, interpret)
 
 
@@ -103,22 +105,22 @@ def prefill(
     positions: jax.Array,
     sinks: jax.Array,
     ring: jax.Array | None = None,
-    held: jax.Array | None = None,
+    cached_positions: jax.Array | None = None,
     *,
     window: int | None,
-    interpret: Any,
+    interpret: Interpret,
 ) -> jax.Array:
-    """See `pallas_kernels.attention.prefill`: the ring, then the chunk, are one page of each sequence."""
+    """See `pallas_kernels.attention.prefill`. Ring and chunk together form one page per sequence."""
     batch, length, kv_heads, size = k.shape
     layout = EntryLayout(kv_heads, 1, 2 * size) if ring is None else _layout(ring)
     entries = jnp.moveaxis(pack(k, v, layout), 1, 3)
     key_positions = positions
     before = 0
-    if ring is not None and held is not None:
-        before = held.shape[1]
+    if ring is not None and cached_positions is not None:
+        before = cached_positions.shape[1]
         entries = jnp.concatenate([ring.astype(entries.dtype), entries], axis=3)
-        key_positions = jnp.concatenate([held_before(held, positions), positions], axis=1)
-    # Tokens and their keys are in the same order, so a tile's window is known by its place in the chunk.
+        key_positions = jnp.concatenate([positions_before(cached_positions, positions), positions], axis=1)
+    # Tokens and keys have the same order, so a tile's index in the chunk gives the keys in its window.
     start = jnp.tile(jnp.arange(0, length, _TOKENS, dtype=jnp.int32), batch)
     end = jnp.minimum(start + _TOKENS, length) + before
     first = jnp.zeros_like(start)
@@ -134,7 +136,10 @@ def _layout(entries: jax.Array) -> EntryLayout:
 
 
 def _by_tile(x: jax.Array, tokens: int, filler: int) -> jax.Array:
-    """[B, T, …] → [tiles, tokens, …], padded with `filler`."""
+    """Splits [B, T, …] into tiles, [tiles, tokens, …].
+
+    The last tile of a sequence is padded with `filler`.
+    """
     missing = -x.shape[1] % tokens
     padded = jnp.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)], constant_values=filler)
     return padded.reshape(-1, tokens, *x.shape[2:])
@@ -147,9 +152,9 @@ def _attend(
     sinks: jax.Array,
     window: int | jax.Array | None,
     tokens: int,
-    interpret: Any,
+    interpret: Interpret,
 ) -> jax.Array:
-    """q [B, T, H, h] at int32 positions [B, T], `tokens` of them to a tile → [B, T, H, h]."""
+    """Attention of q [B, T, H, h] at int32 positions [B, T], in tiles of `tokens` → [B, T, H, h]."""
     batch, length, heads, size = q.shape
     layout = _layout(keys.entries)
     kv_heads = layout.units * heads_per_unit(layout, size)
@@ -160,8 +165,8 @@ def _attend(
     newest = jnp.repeat(_by_tile(positions, tokens, -1), group, axis=1)
     past = jnp.full_like(newest, -1) if window is None else jnp.maximum(newest - window, -1)
 
-    most = keys.table.shape[1] * keys.entries.shape[3]
-    splits = max(1, min(_PROGRAMS // (tiles * kv_heads), most // (2 * _KEYS)))
+    max_keys = keys.block_table.shape[1] * keys.entries.shape[3]
+    splits = max(1, min(_PROGRAMS // (tiles * kv_heads), max_keys // (2 * _KEYS)))
     out, highest, total = _partial_results(rows, newest, past, keys, splits, interpret)
 
     sink = jnp.maximum(sinks.astype(jnp.float32), LOWEST_SINK) * LOG2E
@@ -175,26 +180,35 @@ def _attend(
 
 
 def _partial_results(
-    q: jax.Array, newest: jax.Array, past: jax.Array, keys: Keys, splits: int, interpret: Any
+    q: jax.Array, newest: jax.Array, past: jax.Array, keys: Keys, splits: int, interpret: Interpret
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Attention of q [tiles, K, R, h] to each of `splits` shares of a tile's keys.
+    """Attention of q [tiles, K, R, h] to each of `splits` parts of a tile's keys.
 
-    A row sees positions above int32 past [tiles, R], up to newest [tiles, R]. Returns float32 unnormalised
-    results [splits, tiles, K, R, h], highest scores in base 2 and sums, both [splits, tiles, K, R].
+    newest, past int32 [tiles, R]: row r sees the positions from past[r] + 1 up to newest[r]. Returns three
+    float32 arrays: unnormalised results [splits, tiles, K, R, h], highest scores in base 2 [splits, tiles, K,
+    R], and softmax sums [splits, tiles, K, R].
     """
     tiles, kv_heads, rows, size = q.shape
     layout = _layout(keys.entries)
     joint = heads_per_unit(layout, size)
     page = keys.entries.shape[3]
-    tiles_per_sequence = tiles // keys.table.shape[0]
+    tiles_per_sequence = tiles // keys.block_table.shape[0]
     block_rows = max(_ROWS, pl.next_power_of_2(rows))
     block_size = max(16, pl.next_power_of_2(size))
     scale = size**-0.5 * LOG2E
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     explicit = keys.positions is not None
 
-    def kernel(*refs: Any) -> None:
-        q_ref, newest_ref, past_ref, entries, table, first_ref, end_ref, *rest = refs
+    def kernel(*refs: jax.Ref) -> None:
+        """One program: the queries of one KV head of one tile, on one part of the keys that the tile sees.
+
+        refs, all in device memory, in order:
+            q_ref [tiles, K, R, h]; newest_ref, past_ref int32 [tiles, R]: see `_partial_results`.
+            entries [N, U, rows, P, L], of q's dtype or 8 bits; block_table int32 [B, M]; first_ref and
+                end_ref int32 [tiles]; positions_ref int32 [B, M·P], only if given: the fields of `Keys`.
+            out_ref float32 [splits, tiles, K, R, h]; highest_ref, total_ref float32 [splits, tiles, K, R].
+        """
+        q_ref, newest_ref, past_ref, entries, block_table, first_ref, end_ref, *rest = refs
         positions_ref = rest[0] if explicit else None
         out_ref, highest_ref, total_ref = rest[-3:]
         split, head, tile = pl.program_id(0), pl.program_id(1), pl.program_id(2)
@@ -228,7 +242,7 @@ def _partial_results(
             if positions_ref is not None:
                 position = plgpu.load(positions_ref.at[sequence, index], mask=exists, other=_NONE)
                 exists &= position >= 0
-            number = plgpu.load(table.at[sequence, index // page], mask=exists, other=0)
+            number = plgpu.load(block_table.at[sequence, index // page], mask=exists, other=0)
             visible = (
                 exists[None, :] & (position[None, :] <= newest[:, None]) & (position[None, :] > past[:, None])
             )
@@ -237,13 +251,15 @@ def _partial_results(
             scores = jnp.where(visible, scores * scale, -jnp.inf)
             new_highest = jnp.maximum(highest, scores.max(axis=1))
             correction = jnp.exp2(highest - new_highest)
-            shares = jnp.exp2(scores - new_highest[:, None])
+            weights = jnp.exp2(scores - new_highest[:, None])
             v = load(number, index, exists, value_row, value_column)
-            part = jnp.dot(shares.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32)
+            part = jnp.dot(
+                weights.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32
+            )
             return (
                 out * correction[:, None] + part,
                 new_highest,
-                total * correction + shares.sum(axis=1),
+                total * correction + weights.sum(axis=1),
             )
 
         start = (
@@ -258,7 +274,7 @@ def _partial_results(
         plgpu.store(total_ref.at[split, tile, head, row], total, mask=real)
 
     shape = (splits, tiles, kv_heads, rows)
-    operands = [q, newest, past, keys.entries, keys.table, keys.first, keys.end]
+    operands = [q, newest, past, keys.entries, keys.block_table, keys.first, keys.end]
     if keys.positions is not None:
         operands.append(keys.positions)
     return pl.pallas_call(

@@ -1,20 +1,20 @@
 """How keys and values lie in memory: several heads' keys in one row of 128 lanes, their values in another.
 
-A TPU's memory is made of tiles with 128 lanes; a row of 64 numbers takes as much as one of 128. So an
-*entry*, what a cache holds of one token, is not two arrays [K, h] but one array [U, R, L] of U units. A
-unit serves J KV heads:
+A TPU's memory consists of tiles with 128 lanes, so a row of 64 numbers takes as much room as a row of 128. An
+*entry*, the keys and values of one token, is therefore not two arrays [K, h] but one array [U, R, L] of U
+units. A unit holds J KV heads:
 
     J · h ≤ 128, R = 2:   row 0   [ K of head 0 │ K of head 1 │ … ]      L = J · h
                           row 1   [ V of head 0 │ V of head 1 │ … ]
     one head alone, R = 1:        [ K           │ V           ]          L = 2 · h
 
-The second form is for h < 128 where a device holds a single KV head. Either way nothing is padded for h =
-64, and for J heads one row of keys is one operand of the matrix unit, full width. Arrays of entries keep
-their tokens in front of the lanes: [N, U, R, P, L] is a pool of N pages of P tokens, [B, U, R, W, L] are
-the rings of B sequences.
+The second form is for h < 128 on a device that holds a single KV head. Neither form pads h = 64, and a row of
+keys is an operand of the matrix unit at its full width. In arrays of entries the tokens come just before the
+lanes: [N, U, R, P, L] is a pool of N pages of P tokens, [B, U, R, W, L] the rings of B sequences.
 
-Entries may be stored in 8 bits, float8_e4m3fn or float8_e5m2: they are raised to the queries' dtype when they
-are read. Tiles have 32 rows then, so pages (and rings, to be fast) are multiples of 32 tokens on TPUs.
+Entries may be stored in 8 bits, as float8_e4m3fn or float8_e5m2; reading converts them to the queries' dtype.
+Tiles of 8-bit numbers have 32 rows, so on TPUs the tokens of a page must be a multiple of 32, and those of a
+ring should be.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class EntryLayout(NamedTuple):
 
 
 def entry_layout(kv_heads: int, head_size: int, shards: int = 1) -> EntryLayout:
-    """The layout for K heads of size h, shared out to that many devices by units.
+    """The layout for `kv_heads` heads of size `head_size`, whose units are split over `shards` devices.
 
-    Raises ValueError if the heads cannot be shared out evenly.
+    Raises ValueError if `shards` does not divide `kv_heads`.
     """
     if kv_heads % shards:
         raise ValueError(f"kv_heads is {kv_heads}: it must be a multiple of the number of shards, {shards}")
@@ -51,13 +51,13 @@ def entry_layout(kv_heads: int, head_size: int, shards: int = 1) -> EntryLayout:
 
 
 def saturated(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """x in another dtype. What is beyond the largest number of 8 bits (448 for e4m3fn) becomes that number:
-    a plain conversion would make it NaN or infinite. NaN stays NaN.
+    """Converts x to `dtype`. For 8-bit dtypes, numbers beyond the largest one (448 for e4m3fn) become that
+    one; a plain conversion would make them NaN or infinite. NaN stays NaN.
     """
     if x.dtype == dtype or jnp.dtype(dtype).itemsize > 1:
         return x.astype(dtype)
-    most = float(jnp.finfo(dtype).max)
-    return jnp.clip(x, -most, most).astype(dtype)
+    largest = float(jnp.finfo(dtype).max)
+    return jnp.clip(x, -largest, largest).astype(dtype)
 
 
 def pack(keys: jax.Array, values: jax.Array, layout: EntryLayout) -> jax.Array:
@@ -81,5 +81,5 @@ def unpack(entries: jax.Array, head_size: int) -> tuple[jax.Array, jax.Array]:
 
 
 def heads_per_unit(layout: EntryLayout, head_size: int) -> int:
-    """J: how many KV heads a unit serves."""
+    """J: how many KV heads a unit holds."""
     return layout.rows * layout.lanes // (2 * head_size)

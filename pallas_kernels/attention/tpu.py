@@ -1,4 +1,4 @@
-"""The TPU implementations of all operations."""
+"""The TPU kernels of all attention operations."""
 
 from __future__ import annotations
 

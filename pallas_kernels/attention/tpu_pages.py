@@ -1,14 +1,16 @@
 """Attention on TPUs over pages: one kernel for decoding and for chunks of prompts.
 
-The grid's steps are the blocks of pages in use, of one sequence after another; a step's pages are copied to
-VMEM while earlier steps compute, whichever sequence they belong to, and pages not in use are never touched.
+Each grid step computes one block of pages; the steps go through the blocks in use, sequence by sequence. The
+pages of a step are copied to VMEM while earlier steps compute, even across sequences. Pages not in use are
+never read.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,24 +25,25 @@ from pallas_kernels.attention.tpu_steps import (
     queries_in_columns,
     rows_kept,
     scores_of,
-    shares_of,
     sinks_in_lanes,
+    softmax_step,
     spread,
     store_own_columns,
-    sum_of,
+    weighted_sum,
 )
 from pallas_kernels.attention.tpu_tuning import BLOCKS, VMEM_LIMIT, split_units
-from pallas_kernels.platform import Chip
+from pallas_kernels.platform import Chip, Interpret
+from pallas_kernels.types import Copy, Index
 
 TOKENS_PER_TILE = 32
-"""Prompt tokens whose queries share a grid step: with 16 heads to a unit, 512 rows for the matrix unit."""
+"""Prompt tokens per grid step. With 16 query heads per unit, that gives the matrix unit 512 rows."""
 
 
 class Items(NamedTuple):
-    """The work list of a grid: item i is block `block[i]` of keys for tile `tile[i]` of queries.
+    """The work list of a grid: item i computes tile `tile[i]` of queries on block `block[i]` of keys.
 
-    int32 [I] each, I the static worst case; `total` int32 [1] of them are real. Every sequence has one item
-    at least, so that its result is written.
+    tile, block: int32 [I], where I is the static worst case. total int32 [1]: how many items are real. Every
+    tile has at least one item, so that its result is written.
     """
 
     tile: jax.Array
@@ -49,7 +52,7 @@ class Items(NamedTuple):
 
 
 def schedule_items(lengths: jax.Array, keys_per_block: int, max_blocks: int) -> Items:
-    """Items in order of their tiles, each of which sees int32 lengths [tiles] keys."""
+    """The items of all tiles, in order; tile t sees the first lengths[t] keys, int32 [tiles]."""
     tiles = lengths.shape[0]
     blocks = jnp.maximum(pl.cdiv(lengths, keys_per_block), 1)
     ends = jnp.cumsum(blocks)
@@ -60,23 +63,34 @@ def schedule_items(lengths: jax.Array, keys_per_block: int, max_blocks: int) -> 
 
 
 def _kernel(
-    tile_ref: Any,
-    block_ref: Any,
-    total_ref: Any,
-    lengths_ref: Any,
-    table_ref: Any,
-    *refs: Any,
+    tile_ref: jax.Ref,
+    block_ref: jax.Ref,
+    total_ref: jax.Ref,
+    lengths_ref: jax.Ref,
+    block_table_ref: jax.Ref,
+    *refs: jax.Ref,
     tiles: int,
     at_once: int,
     scale: float,
 ) -> None:
-    """Attention of a tile of queries of each sequence; `tiles` of them make up a sequence.
+    """One grid step: a tile's queries attend to one block of pages.
 
-    Of the units, `at_once` are computed side by side: all when decoding, but the queries of a tile of a
-    prompt are more work, and take more registers.
-
-    q_ref [1, U, R, L]: the R queries of a unit, token by token within each head. With one token to a tile,
-    its query sees all keys; otherwise positions_ref [1, tokens, LANES] says what each token sees.
+    In scalar memory:
+        tile_ref int32 [I], block_ref int32 [I], total_ref int32 [1]: the fields of `Items`.
+        lengths_ref int32 [tiles]: how many keys each tile sees. block_table_ref int32 [B, M].
+    refs, in order, for the U units of this core and the R queries of a unit, token by token within each head:
+        q_ref [1, U, R, L] in VMEM: the tile's queries, each in the columns of its own head.
+        positions_ref int32 [1, tokens, LANES] in VMEM, for prompts only: the last key that each token of the
+        tile
+            sees, all lanes equal. Without it, every query sees all of the tile's keys.
+        sinks_ref float32 [U, R, LANES] in VMEM, in base 2, all lanes equal.
+        pages_ref [N, all units, rows, P, L] in HBM, of q's dtype or 8 bits.
+        out_ref [1, U, R, h] of q's dtype in VMEM.
+        buffers [depth, U, rows, keys, L] of the pages' dtype in VMEM, semaphores [depth]: blocks being
+            copied.
+        sums float32 [U, R, L], highest_ref, sum_ref float32 [U, R, LANES] in VMEM: the softmax so far.
+    tiles: tiles per sequence. at_once: units computed side by side; all of them when decoding, fewer for
+    prompts, whose queries need more registers. scale: the factor on the scores, 1/√h.
     """
     if len(refs) == 10:
         q_ref, positions_ref, sinks_ref, pages_ref, out_ref, buffers, semaphores, *state = refs
@@ -93,10 +107,10 @@ def _kernel(
     def pages_used(item: jax.Array) -> jax.Array:
         return pl.cdiv(lengths_ref[tile_ref[item]], page) - block_ref[item] * pages_per_block
 
-    def copy_page(item: jax.Array, index: int | jax.Array) -> Any:
+    def copy_page(item: jax.Array, index: Index) -> Copy:
         slot = jax.lax.rem(item, depth)
         sequence = jax.lax.div(tile_ref[item], tiles)
-        number = table_ref[sequence, block_ref[item] * pages_per_block + index]
+        number = block_table_ref[sequence, block_ref[item] * pages_per_block + index]
         return pltpu.make_async_copy(
             pages_ref.at[number, pl.ds(core * units, units)],
             buffers.at[slot, :, :, pl.ds(index * page, page)],
@@ -104,7 +118,7 @@ def _kernel(
         )
 
     def start(item: jax.Array) -> None:
-        """Starts the copies of an item's pages that are in use."""
+        """Starts the copies of the item's pages in use."""
         used = pages_used(item)
 
         @pl.when(used >= pages_per_block)
@@ -117,7 +131,7 @@ def _kernel(
             jax.lax.fori_loop(0, used, lambda index, _: copy_page(item, index).start(), None)
 
     def wait(item: jax.Array) -> None:
-        """Waits for what `start` started; for a whole block at once."""
+        """Waits for the copies that `start` started; a full block takes one wait."""
         slot = jax.lax.rem(item, depth)
         used = pages_used(item)
 
@@ -144,11 +158,11 @@ def _kernel(
     remaining = lengths_ref[tile_ref[item]] - block * keys_per_block
     is_first = block == 0
 
-    def entries_of(unit: Any, row: int, size: int) -> jax.Array:
+    def entries_of(unit: Index, row: int, size: int) -> jax.Array:
         return buffers[slot, unit, row, :size].astype(q_ref.dtype)
 
     def attend(size: int) -> None:
-        """To the first `size` keys of the block."""
+        """Attends to the first `size` keys of the block."""
         key = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
         visible = key < remaining
         if positions_ref is not None:
@@ -157,15 +171,16 @@ def _kernel(
             visible = key <= spread(jnp.concatenate([position] * copies, axis=0), size)
         kept = rows_kept(size, lanes, remaining, q_ref.dtype)
 
-        def attend_with(group: list[Any]) -> None:
-            # All scores, all softmaxes, all sums: while one unit waits for the matrix unit, others work.
+        def attend_with(group: Sequence[Index]) -> None:
+            # All scores, then all softmaxes, then all sums: while one unit waits for the matrix unit,
+            # others compute.
             scores = [scores_of(q_ref[0, unit], entries_of(unit, 0, size), visible, scale) for unit in group]
             steps = []
             for unit, score in zip(group, scores, strict=True):
                 highest = jnp.where(is_first, sinks_ref[unit], highest_ref[unit])
-                steps.append(shares_of(score, Softmax(highest, jnp.where(is_first, 1.0, sum_ref[unit]))))
-            for unit, (shares, correction, softmax) in zip(group, steps, strict=True):
-                part = sum_of(shares, keep(entries_of(unit, rows - 1, size), kept))
+                steps.append(softmax_step(score, Softmax(highest, jnp.where(is_first, 1.0, sum_ref[unit]))))
+            for unit, (weights, correction, softmax) in zip(group, steps, strict=True):
+                part = weighted_sum(weights, keep(entries_of(unit, rows - 1, size), kept))
                 sums[unit] = jnp.where(is_first, 0.0, sums[unit]) * spread(correction, lanes) + part
                 highest_ref[unit], sum_ref[unit] = softmax
 
@@ -195,18 +210,20 @@ def _kernel(
 
 
 def _sizes(keys: int, page: int) -> list[int]:
-    """How many keys of a block are computed: all of them, or half, … as far as a short sequence allows."""
+    """The numbers of keys that a step can compute: the whole block, or
+    1/2, 1/4, 1/8 of it for short sequences.
+    """
     return [
         keys // part for part in (1, 2, 4, 8) if keys % (part * page) == 0 and keys // part >= 2 * page
     ] or [keys]
 
 
 PREFILL_BYTES = 1 << 20
-"""Of bf16 pages in a step of `prefill_pages`, whose scores take far more VMEM than the pages."""
+"""Bytes of bfloat16 pages per step of `prefill_pages`; its scores take far more VMEM than its pages."""
 
 
 class PageBlocks(NamedTuple):
-    """What a grid step takes: so many pages, so many keys."""
+    """The block of one grid step: how many pages, and how many keys they hold."""
 
     pages: int
     keys: int
@@ -215,7 +232,7 @@ class PageBlocks(NamedTuple):
 def page_blocks(
     page: tuple[int, ...], dtype: DTypeLike, columns: int, chip: Chip, *, prefill: bool = False
 ) -> PageBlocks:
-    """For pages of shape [U, R, P, L] and a page table of that many columns."""
+    """The block size for pages of shape [U, R, P, L] and a block table of `columns` columns."""
     units, rows, length, lanes = page
     itemsize = jnp.dtype(dtype).itemsize
     page_bytes = split_units(units, chip).each * rows * length * lanes * itemsize
@@ -227,17 +244,28 @@ def page_blocks(
 def decode_pages(
     q: jax.Array,
     pages: jax.Array,
-    table: jax.Array,
+    block_table: jax.Array,
     lengths: jax.Array,
     sinks: jax.Array,
     *,
-    interpret: Any,
+    interpret: Interpret,
     chip: Chip,
 ) -> jax.Array:
-    """See `pallas_kernels.attention.decode_pages`: every sequence is one tile of one token."""
+    """See `pallas_kernels.attention.decode_pages`. Every sequence is one tile of one token.
+
+    Raises ValueError if the page size is not a multiple of a tile's rows (16, or 32 for 8-bit pages).
+    """
     rows = queries_in_columns(q, _layout(pages))
     out = _attend(
-        rows, None, pages, table, lengths, sinks_in_lanes(sinks, pages.shape[1]), q.shape[-1], interpret, chip
+        rows,
+        None,
+        pages,
+        block_table,
+        lengths,
+        sinks_in_lanes(sinks, pages.shape[1]),
+        q.shape[-1],
+        interpret,
+        chip,
     )
     return out.reshape(q.shape)
 
@@ -245,16 +273,14 @@ def decode_pages(
 def prefill_pages(
     q: jax.Array,
     pages: jax.Array,
-    table: jax.Array,
+    block_table: jax.Array,
     positions: jax.Array,
     sinks: jax.Array,
     *,
-    interpret: Any,
+    interpret: Interpret,
     chip: Chip,
 ) -> jax.Array:
-    """See `pallas_kernels.attention.prefill_pages`: tiles of consecutive tokens, each up to the last key it
-    sees.
-    """
+    """See `pallas_kernels.attention.prefill_pages`. A tile is `TOKENS_PER_TILE` consecutive tokens."""
     batch, length, heads, size = q.shape
     units = pages.shape[1]
     tokens = TOKENS_PER_TILE
@@ -268,7 +294,7 @@ def prefill_pages(
         rows,
         positions,
         pages,
-        table,
+        block_table,
         positions.max(axis=1) + 1,
         jnp.repeat(sinks_in_lanes(sinks, units), tokens, axis=1),
         size,
@@ -288,17 +314,17 @@ def _attend(
     q: jax.Array,
     positions: jax.Array | None,
     pages: jax.Array,
-    table: jax.Array,
+    block_table: jax.Array,
     lengths: jax.Array,
     sinks: jax.Array,
     size: int,
-    interpret: Any,
+    interpret: Interpret,
     chip: Chip,
 ) -> jax.Array:
-    """Tiles of queries q [tiles, U, R, L], each of which sees its first int32 lengths [tiles] keys.
+    """Attention of q [tiles, U, R, L], where tile t sees its first lengths[t] keys, int32 [tiles].
 
-    positions int32 [tiles, tokens], where what a tile's tokens see differs; sinks float32 [U, R, LANES].
-    Returns [tiles, U, R, h].
+    positions int32 [tiles, tokens]: the last key that each token sees; None: every token sees all keys of its
+    tile. sinks float32 [U, R, LANES]. Returns [tiles, U, R, h].
     """
     count, units, queries, lanes = q.shape
     rows = pages.shape[2]
@@ -307,14 +333,16 @@ def _attend(
         raise ValueError(f"a page has {pages.shape[3]} tokens: on TPUs it must be a multiple of {tile}")
     split, each = split_units(units, chip)
     prefill = positions is not None
-    blocks = page_blocks(pages.shape[1:], pages.dtype, table.shape[1], chip, prefill=prefill)
-    max_blocks = pl.cdiv(table.shape[1], blocks.pages)
+    blocks = page_blocks(pages.shape[1:], pages.dtype, block_table.shape[1], chip, prefill=prefill)
+    max_blocks = pl.cdiv(block_table.shape[1], blocks.pages)
     items = schedule_items(lengths, blocks.keys, max_blocks)
     table_columns = max_blocks * blocks.pages
     depth = BLOCKS[chip].page_buffers
     at_once = math.gcd(each, BLOCKS[chip].matrix_width // LANES)
 
-    def of_tile(core: Any, item: Any, tile: Any, *_: Any) -> tuple[Any, ...]:
+    def of_tile(
+        core: jax.Array, item: jax.Array, tile: jax.Ref, *_: jax.Ref
+    ) -> tuple[Index, Index, int, int]:
         return tile[item], core, 0, 0
 
     in_specs = [pl.BlockSpec((1, each, queries, lanes), of_tile)]
@@ -329,7 +357,10 @@ def _attend(
     ]
     return pl.pallas_call(
         functools.partial(
-            _kernel, tiles=count // table.shape[0], at_once=at_once if prefill else each, scale=size**-0.5
+            _kernel,
+            tiles=count // block_table.shape[0],
+            at_once=at_once if prefill else each,
+            scale=size**-0.5,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
@@ -347,7 +378,8 @@ def _attend(
         out_shape=jax.ShapeDtypeStruct((count, units, queries, size), q.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            # Checking each copy's bounds takes a third of a step's scalar work; the tests run with checks.
+            # Bounds checks on copies take a third of a step's scalar work. The simulator checks them in
+            # tests.
             disable_bounds_checks=True,
             vmem_limit_bytes=VMEM_LIMIT,
         ),
@@ -356,7 +388,7 @@ def _attend(
     )(
         *items,
         lengths,
-        jnp.pad(table, ((0, 0), (0, table_columns - table.shape[1]))),
+        jnp.pad(block_table, ((0, 0), (0, table_columns - block_table.shape[1]))),
         *operands,
         sinks,
         pages,

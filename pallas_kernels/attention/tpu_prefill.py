@@ -1,13 +1,12 @@
-"""Prefill on TPUs of tokens that lie beside each other, by jax's splash attention.
+"""Prefill on TPUs with jax's splash attention.
 
-It takes sinks, skips the blocks of keys that nobody sees, and wants what a query sees to be known when the
-program is made. So the keys are laid out such that it is: `before` keys of the ring, in order and directly
-before the chunk's first token, then the chunk. What does not exist is of another segment than what does.
+Splash attention takes sinks and skips blocks of keys that no query sees, but its mask must be known when the
+program is traced. So the keys get a fixed order: `before` keys of the ring, which end just before the chunk's
+first token, then the chunk's. Tokens that do not exist belong to another segment, so no query attends to
+them.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from pallas_kernels.attention.layout import LANES, unpack
 from pallas_kernels.attention.reference import LOWEST_SINK
-from pallas_kernels.platform import Chip
+from pallas_kernels.platform import Chip, Interpret
 
 _LARGEST_BLOCK = 512
 
@@ -29,14 +28,14 @@ def prefill(
     positions: jax.Array,
     sinks: jax.Array,
     ring: jax.Array | None = None,
-    held: jax.Array | None = None,
+    cached_positions: jax.Array | None = None,
     *,
     window: int | None,
-    interpret: Any,
+    interpret: Interpret,
     chip: Chip,
 ) -> jax.Array:
     """See `pallas_kernels.attention.prefill`."""
-    del chip  # splash attention's own choice of tiles does not depend on it
+    del chip  # splash attention chooses the same tiles for every chip
     length = q.shape[1]
     padded = pl.cdiv(length, LANES) * LANES
     padding = ((0, 0), (0, padded - length), (0, 0), (0, 0))
@@ -44,9 +43,9 @@ def prefill(
     exists = jnp.pad(positions, padding[:2], constant_values=-1) >= 0
     keys_exist = exists
     before = 0
-    if ring is not None and held is not None and window is not None and window > 1:
+    if ring is not None and cached_positions is not None and window is not None and window > 1:
         before = pl.cdiv(window - 1, LANES) * LANES
-        old_k, old_v, old_exist = _keys_before(ring, held, positions[:, :1], before, q.shape[-1])
+        old_k, old_v, old_exist = _keys_before(ring, cached_positions, positions[:, :1], before, q.shape[-1])
         k = jnp.concatenate([old_k.astype(k.dtype), k], axis=1)
         v = jnp.concatenate([old_v.astype(v.dtype), v], axis=1)
         keys_exist = jnp.concatenate([old_exist, exists], axis=1)
@@ -58,12 +57,12 @@ def prefill(
         block_sizes=splash.BlockSizes(block_q=_block(shape[0]), block_kv=_block(shape[1])),
         head_shards=1,
         q_seq_shards=1,
-        interpret=interpret,
+        interpret=interpret,  # type: ignore[arg-type]  # goes to `pallas_call`
     )
     sinks = jnp.maximum(sinks.astype(jnp.float32), LOWEST_SINK)
 
     def one(q: jax.Array, k: jax.Array, v: jax.Array, exists: jax.Array, keys_exist: jax.Array) -> jax.Array:
-        # Queries that do not exist are of a segment without keys, and see nothing.
+        # Queries that do not exist belong to a segment without keys, so they see nothing.
         segments = splash.SegmentIds(jnp.where(exists, 1, 2), keys_exist.astype(jnp.int32))
         heads_first = (x.swapaxes(0, 1) for x in (q, k, v))
         return kernel(*heads_first, segments, sinks).swapaxes(0, 1)
@@ -73,19 +72,20 @@ def prefill(
 
 
 def _block(length: int) -> int:
-    """The largest block of at most 512 that divides a multiple of 128."""
+    """The largest of the blocks 512, 256 and 128 that divides `length`, a multiple of 128."""
     return next(block for block in (_LARGEST_BLOCK, 256, LANES) if length % block == 0)
 
 
 def _keys_before(
-    ring: jax.Array, held: jax.Array, first: jax.Array, count: int, size: int
+    ring: jax.Array, cached_positions: jax.Array, first: jax.Array, count: int, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The ring's keys and values [B, count, K, h] at the `count` positions before int32 first [B, 1], and
-    bool [B, count], whether it holds them. What it holds of other positions is left.
+    """Returns keys and values [B, count, K, h] at the `count` positions before int32 first [B, 1].
+
+    Also bool [B, count]: True where the ring holds the position. Other keys and values are zeros.
     """
     wanted = first - count + jnp.arange(count)
     index = wanted % ring.shape[3]
-    exist = (jnp.take_along_axis(held, index, axis=1) == wanted) & (wanted >= 0)
+    exist = (jnp.take_along_axis(cached_positions, index, axis=1) == wanted) & (wanted >= 0)
     entries = jnp.take_along_axis(ring, index[:, None, None, :, None], axis=3)
     entries = jnp.where(exist[:, :, None, None, None], jnp.moveaxis(entries, 3, 1), 0)
     return *unpack(entries, size), exist

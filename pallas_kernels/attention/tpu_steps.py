@@ -1,21 +1,21 @@
-"""What the attention kernels for TPUs have in common: one step of a softmax over a block of entries.
+"""What the TPU attention kernels share: one step of an online softmax over a block of entries.
 
-An entry's row (see `layout`) is as wide as a vector register, and is never taken apart. The queries of the J
-KV heads of a unit, G each, stand below each other, every one in the columns of its own head's keys and zero
-elsewhere; then `q · keysᵀ` gives the scores of all J·G queries, and `shares · values` their results, each in
-the columns of its own head. So a row of keys is loaded into the matrix unit once for all heads that it holds,
-and so is a row of values; with each head's [K | V] in one row, every row would be loaded twice, half of it
-multiplied by zeros.
+A row of an entry (see `layout`) is as wide as a vector register and is never split. A unit has J KV heads
+with G queries each. Its J·G queries form the rows of one matrix: each query is in the columns of its own
+head's keys, with zeros elsewhere. So `q · keysᵀ` gives the scores of all queries, and `weights · values`
+gives their results, each in the columns of its own head. The matrix unit loads each row of keys and of values
+once for all heads in it. With [K | V] of one head in a row it would load every row twice, and multiply half
+of it by zeros.
 
-A softmax starts from the sink (highest score so far: the sink, sum so far: 1), so no division by zero exists
-and a sequence without keys gives zeros. Exponentials are to the base 2, the one that the hardware has.
+The softmax starts from the sink: the highest score is the sink and the sum is 1. So the sum is never zero,
+and a sequence without keys gives zeros. Exponentials have base 2, which is what the hardware computes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +25,21 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.attention.layout import LANES, EntryLayout, heads_per_unit
 from pallas_kernels.attention.reference import LOWEST_SINK
+from pallas_kernels.types import Index
 
 LOG2E = math.log2(math.e)
 
 
 def spread(x: jax.Array, width: int) -> jax.Array:
-    """[R, LANES] whose lanes are all equal → [R, width]."""
+    """Repeats [R, LANES], whose lanes are all equal, to [R, width]."""
     copies = pl.cdiv(width, LANES)
     return x[:, :width] if copies == 1 else jnp.concatenate([x] * copies, axis=1)[:, :width]
 
 
 def rows_kept(length: int, width: int, count: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Which of [length, width] rows are the first `count`: what `keep` needs, the same for all units."""
+    """The mask for `keep` of the first `count` of [length, width] rows:
+    bool, or uint32 words for 2-byte dtypes.
+    """
     if jnp.dtype(dtype).itemsize != 2 or length % 2:
         return jax.lax.broadcasted_iota(jnp.int32, (length, width), 0) < count
     index = 2 * jax.lax.broadcasted_iota(jnp.int32, (length // 2, width), 0)
@@ -46,9 +49,9 @@ def rows_kept(length: int, width: int, count: jax.Array, dtype: DTypeLike) -> ja
 
 
 def keep(rows: jax.Array, kept: jax.Array) -> jax.Array:
-    """Rows [S, L], zeros where they are not kept: what was never fetched may be NaN, and 0 · NaN is NaN.
+    """Sets the rows of [S, L] that are not kept to zero: unread memory may hold NaN, and 0 · NaN is NaN.
 
-    Two bf16 rows share a 32-bit word, and a word is kept or cleared by one `and`.
+    Two bfloat16 rows share a 32-bit word, so one `and` keeps or clears both.
     """
     if kept.dtype == jnp.bool_:
         return jnp.where(kept, rows, 0)
@@ -56,38 +59,42 @@ def keep(rows: jax.Array, kept: jax.Array) -> jax.Array:
 
 
 class Softmax(NamedTuple):
-    """A softmax under way, float32 [R, LANES] each, lanes all equal: the highest score in base 2, the sum."""
+    """The state of an online softmax: highest score in base 2, and sum;
+    float32 [R, LANES] each, all lanes equal.
+    """
 
     highest: jax.Array
     total: jax.Array
 
 
 def scores_of(q: jax.Array, keys: jax.Array, visible: jax.Array, scale: float) -> jax.Array:
-    """Scores in base 2, float32 [R, S], of q [R, L] on keys [S, L]; -inf where not `visible` [R or 1, S]."""
+    """Scores in base 2, float32 [R, S], of q [R, L] on keys [S, L]; -inf
+    where `visible`, bool [R or 1, S], is False.
+    """
     scores = jax.lax.dot_general(
         q, keys, (((1,), (1,)), ((), ())), precision=_precision(q), preferred_element_type=jnp.float32
     )
     return jnp.where(visible, scores * (scale * LOG2E), -jnp.inf)
 
 
-def shares_of(scores: jax.Array, before: Softmax) -> tuple[jax.Array, jax.Array, Softmax]:
-    """One online softmax step over scores [R, S].
+def softmax_step(scores: jax.Array, before: Softmax) -> tuple[jax.Array, jax.Array, Softmax]:
+    """One step of an online softmax over scores [R, S].
 
-    Returns the new shares, not yet divided by their sum, the factor on what was summed before, and the
-    softmax so far.
+    Returns the unnormalised weights float32 [R, S], the factor [R, LANES] on all sums so far, and the new
+    state.
     """
     highest = jnp.broadcast_to(scores.max(axis=1, keepdims=True), before.highest.shape)
     highest = jnp.maximum(before.highest, highest)
     correction = jnp.exp2(before.highest - highest)
-    shares = jnp.exp2(scores - spread(highest, scores.shape[1]))
-    added = jnp.broadcast_to(shares.sum(axis=1, keepdims=True), before.total.shape)
-    return shares, correction, Softmax(highest, before.total * correction + added)
+    weights = jnp.exp2(scores - spread(highest, scores.shape[1]))
+    added = jnp.broadcast_to(weights.sum(axis=1, keepdims=True), before.total.shape)
+    return weights, correction, Softmax(highest, before.total * correction + added)
 
 
-def sum_of(shares: jax.Array, values: jax.Array) -> jax.Array:
-    """Shares [R, S] · values [S, L] → float32 [R, L]."""
+def weighted_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """weights [R, S] · values [S, L] → float32 [R, L]."""
     return jax.lax.dot_general(
-        shares.astype(values.dtype),
+        weights.astype(values.dtype),
         values,
         (((1,), (0,)), ((), ())),
         precision=_precision(values),
@@ -100,7 +107,9 @@ def _precision(x: jax.Array) -> jax.lax.Precision | None:
 
 
 def queries_in_columns(q: jax.Array, layout: EntryLayout) -> jax.Array:
-    """q [B, …, H, h] → [B, …, U, H/U, L]: each query in the columns of its head's keys, zeros elsewhere."""
+    """q [B, …, H, h] → [B, …, U, H/U, L]: each query in the columns of
+    its head's keys, with zeros elsewhere.
+    """
     size = q.shape[-1]
     joint = heads_per_unit(layout, size)
     split = q.reshape(*q.shape[:-2], layout.units, joint, -1, size)
@@ -114,8 +123,8 @@ def queries_in_columns(q: jax.Array, layout: EntryLayout) -> jax.Array:
     return jnp.concatenate(parts, axis=-2)
 
 
-def store_own_columns(out_ref: Any, index: Sequence[Any], result: jax.Array, rows: int) -> None:
-    """Writes of a result [J·G, L] each head's own columns, [J·G, h], to `out_ref[index]`."""
+def store_own_columns(out_ref: jax.Ref, index: Sequence[Index], result: jax.Array, rows: int) -> None:
+    """Takes each head's own columns, [J·G, h], from a result [J·G, L] and writes them to `out_ref[index]`."""
     size = out_ref.shape[-1]
     if rows == 1:
         out_ref[(*index,)] = result[:, size:].astype(out_ref.dtype)
@@ -128,6 +137,6 @@ def store_own_columns(out_ref: Any, index: Sequence[Any], result: jax.Array, row
 
 
 def sinks_in_lanes(sinks: jax.Array, units: int) -> jax.Array:
-    """[H] → float32 [U, H/U, LANES], in base 2."""
+    """sinks [H] → float32 [U, H/U, LANES], in base 2, all lanes equal."""
     scaled = jnp.maximum(sinks.astype(jnp.float32), LOWEST_SINK) * LOG2E
     return jnp.broadcast_to(scaled.reshape(units, -1, 1), (units, sinks.size // units, LANES))

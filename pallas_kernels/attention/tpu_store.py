@@ -1,14 +1,14 @@
 """Writing a decode step's entries into pages on TPUs.
 
-The smallest piece of memory that a copy can address is a tile, 16 bf16 rows, and a token's entry is one
-row in each of U·R tiles. All sequences' tiles are fetched at once, the new rows put in, and the tiles
-written back. XLA's own scatter would do the same one row after another, and prefers another order of
-dimensions than the attention kernels do, which costs a copy of the whole cache in every step.
+A copy can address no less than a tile, 16 bfloat16 rows, and a token's entry is one row in each of U·R tiles.
+The kernel reads the tiles of up to 64 sequences at once, puts the new rows in, and writes the tiles back.
+XLA's scatter would work row by row, and in another order of dimensions than the attention kernels, which
+would copy the whole cache in every step.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,31 +17,40 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.attention.layout import saturated
 from pallas_kernels.attention.tpu_tuning import VMEM_LIMIT
+from pallas_kernels.platform import Chip, Interpret
+from pallas_kernels.types import Copy
 
 _ENTRIES_AT_ONCE = 64
 
 
 def _kernel(
-    pages_ref: Any,
-    rows_ref: Any,
-    new_ref: Any,
-    pool_in: Any,
-    pool_ref: Any,
-    buffer: Any,
-    semaphores: Any,
+    pages_ref: jax.Ref,
+    rows_ref: jax.Ref,
+    new_ref: jax.Ref,
+    pool_in: jax.Ref,
+    pool_ref: jax.Ref,
+    buffer: jax.Ref,
+    semaphores: jax.Ref,
 ) -> None:
-    del pool_in  # the same memory as pool_ref
+    """One grid step: stores the entries of n sequences.
+
+    pages_ref, rows_ref int32 [B] in scalar memory: the page and the row of each sequence's entry.
+    new_ref float32 [n, U·R, L] in VMEM: the entries.
+    pool_in and pool_ref [N, U, R, P, L] in HBM: the pool, as operand and as result.
+    buffer [n, U, R, tile, L] of the pool's dtype in VMEM; semaphores [2]: for reading and for writing tiles.
+    """
+    del pool_in  # it aliases pool_ref
     count, units, rows, tile, lanes = buffer.shape
     first = pl.program_id(0) * count
 
-    def tile_of(index: jax.Array) -> Any:
+    def tile_of(index: jax.Array) -> jax.Ref:
         start = pl.multiple_of(jax.lax.div(rows_ref[first + index], tile) * tile, tile)
         return pool_ref.at[pages_ref[first + index], :, :, pl.ds(start, tile)]
 
-    def fetch(index: jax.Array) -> Any:
+    def fetch(index: jax.Array) -> Copy:
         return pltpu.make_async_copy(tile_of(index), buffer.at[index], semaphores.at[0])
 
-    def put_back(index: jax.Array) -> Any:
+    def put_back(index: jax.Array) -> Copy:
         return pltpu.make_async_copy(buffer.at[index], tile_of(index), semaphores.at[1])
 
     def insert(index: jax.Array) -> None:
@@ -55,7 +64,7 @@ def _kernel(
                 buffer[index, unit, row] = jnp.where(is_new, new, old).astype(buffer.dtype)
         put_back(index).start()
 
-    def for_each(do: Any) -> None:
+    def for_each(do: Callable[[jax.Array], None]) -> None:
         def one(index: jax.Array, _: None) -> None:
             page = pages_ref[first + index]
             pl.when((page >= 0) & (page < pool_ref.shape[0]))(lambda: do(index))
@@ -63,17 +72,23 @@ def _kernel(
         jax.lax.fori_loop(0, count, one, None)
 
     for_each(lambda index: fetch(index).start())
-    for_each(
-        lambda index: fetch(index).wait()
-    )  # they share a semaphore: only all of them are known to be there
+    # The copies share a semaphore, so a tile is certain to be there only after all waits.
+    for_each(lambda index: fetch(index).wait())
     for_each(insert)
     for_each(lambda index: put_back(index).wait())
 
 
 def store_entries(
-    pool: jax.Array, entries: jax.Array, pages: jax.Array, rows: jax.Array, *, interpret: Any
+    pool: jax.Array,
+    entries: jax.Array,
+    pages: jax.Array,
+    rows: jax.Array,
+    *,
+    interpret: Interpret,
+    chip: Chip,
 ) -> jax.Array:
-    """See `pallas_kernels.attention.store_entries`, for entries [n, U, R, L] in n different pages."""
+    """See `pallas_kernels.attention.store_entries`; stores one entry per sequence. The same on every chip."""
+    del chip
     total, units, parts, lanes = entries.shape
     length = pool.shape[3]
     tile = 32 // pool.dtype.itemsize

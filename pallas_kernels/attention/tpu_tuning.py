@@ -1,7 +1,7 @@
-"""Block sizes of the TPU kernels, one row for each generation, and what they were chosen among.
+"""Block sizes of the TPU kernels for each generation, and the alternatives that were measured.
 
-All figures are `pallas_kernels.inspect`'s: static counts at the published shapes, compute ÷ memory cycles
-(below 1 is bound by memory), in the order v5e, v5p, v6e, 7x. `decode_pages`, 8 sequences of 8,192 keys:
+All figures are static counts by `pallas_kernels.inspect` at the published shapes: compute ÷ memory cycles,
+where below 1 means memory-bound, in the order v5e, v5p, v6e, 7x. `decode_pages`, 8 sequences of 8,192 keys:
 
     each head's [K │ V] in a row, 1 MiB of pages a step           0.74  1.19  1.28  2.32  matrix unit's loads
     the same, rows of two heads combined in registers             0.85  1.16  1.25  2.29  lane rotations
@@ -9,9 +9,10 @@ All figures are `pallas_kernels.inspect`'s: static counts at the published shape
     2 MiB a step                                                  0.38  0.60  0.63  1.12
     4 MiB a step, on 7x only                                                        0.87
 
-The order of a step's operations counts as much: all scores, all softmaxes, all sums takes 1,531 cycles on
-7x for 1,024 keys; unit after unit 2,809. Writing the result in every step instead of under a branch in the
-last one is 1 % faster at 1,024 keys and 4 % slower at 8,192. `decode_ring`, 64 sequences:
+The order of operations in a step matters as much: for 1,024 keys on 7x, all scores, then all softmaxes, then
+all sums take 1,531 cycles; one unit after the other takes 2,809. Writing the result in every step, instead of
+in a branch that only the last step takes, is 1 % faster at 1,024 keys and 4 % slower at 8,192. `decode_ring`,
+64 sequences:
 
     one sequence after another                                       0.86     –  1.96   3.9
     all sequences of a step at once (v6e: 2 MiB a step)              0.42  0.62  0.83  1.51
@@ -21,10 +22,10 @@ last one is 1 % faster at 1,024 keys and 4 % slower at 8,192. `decode_ring`, 64 
     a quarter more bytes a step                                      0.42  0.61  0.81  1.33
     two units' rings in one product all the same                     0.47  0.65  0.55  0.86
 
-Short sequences do not reach the memory's speed on 7x: a step takes 1,150 cycles there at least, in which
-1.8 MiB could be read, 945 keys. So of a block only as much is computed as a sequence has (all, 1/2, 1/4,
-1/8): 64 sequences of 300 keys take 0.83 (v5e) and 2.86 (7x) instead of 1.12 and 4.73; longer ones, 3 %
-more.
+Short sequences are not memory-bound on 7x: a step takes at least 1,150 cycles there, in which the memory
+could deliver 1.8 MiB, or 945 keys. So a step computes only as much of a block as the sequence has (all, 1/2,
+1/4 or 1/8): 64 sequences of 300 keys then take 0.83 (v5e) and 2.86 (7x) instead of 1.12 and 4.73. Long
+sequences take 3 % more.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ from typing import NamedTuple
 from pallas_kernels.platform import Chip
 
 VMEM_LIMIT = 48 << 20
-"""More than the compiler's default of 16 MiB, less than the 64 MiB of the smallest chip."""
+"""Bytes: more than the compiler's default of 16 MiB, less than the 64 MiB of the smallest chip."""
 
 
 class Blocks(NamedTuple):
-    """What one grid step takes: bytes of pages, and how many steps' pages are in VMEM; bytes of rings.
+    """The block sizes of one generation.
 
-    `cores` is how many TensorCores share a device and its grid, `matrix_width` the columns of a matrix unit.
+    page_bytes: bytes of pages per grid step. page_buffers: how many steps' pages are in VMEM at once.
+    ring_bytes: bytes of rings per grid step. cores: TensorCores that share a device and its grid.
+    matrix_width: columns of a matrix unit.
     """
 
     page_bytes: int
@@ -59,13 +62,13 @@ BLOCKS: dict[Chip, Blocks] = {
 
 
 class Units(NamedTuple):
-    """How a grid shares out the units of an entry: `split` parts of `each` units, one for each core."""
+    """How a grid splits the units of an entry over the cores: `split` parts of `each` units."""
 
     split: int
     each: int
 
 
 def split_units(units: int, chip: Chip) -> Units:
-    """One part for each core where that is possible."""
+    """One part per core if the cores divide the units, else one part in all."""
     split = BLOCKS[chip].cores if units % BLOCKS[chip].cores == 0 else 1
     return Units(split, units // split)

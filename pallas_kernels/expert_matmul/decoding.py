@@ -1,9 +1,9 @@
-"""Inside the TPU kernel: tiled MXFP4 weights → 8-bit floats → matrix products."""
+"""Decoding inside the TPU kernel: tiled MXFP4 weights → 8-bit floats → matrix products."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,30 +12,30 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.mxfp4.format import BLOCK_SIZE
-from pallas_kernels.mxfp4.tiled import LANES, RUN, Form, padded_inputs
+from pallas_kernels.mxfp4.tiled import LANES, RUN, CodeFormat, padded_inputs
 
 WEIGHT_DTYPE = jnp.float8_e5m2
 _SUBLANES = 8
 _HALF = RUN // 2
 _PRODUCT_ROWS = 256
-"""Input rows of one product: what the largest matrix unit takes at a time."""
+"""Input rows per product: as many as the largest matrix unit takes at a time."""
 
 
-_ZEROS: dict[Form, int] = {"e5m2": 2, "fp4": 0, "fp4-": -128}
-"""What a zero's byte is before its scale is added."""
+_ZEROS: dict[CodeFormat, int] = {"e5m2": 2, "fp4": 0, "fp4-": -128}
+"""The byte of a zero before its scale is added."""
 
 
 class Unit(NamedTuple):
-    """Rows of a lane block that are decoded together: the half of a run, or one block of a tail."""
+    """Rows of a lane block that are decoded together: half a run, or one block of a tail."""
 
     first: int
     """The first input row."""
     rows: int
     scale_row: int
     second: bool
-    """Does it stand in the upper or the lower bits of its words?"""
+    """Two units share their words. True: this is the second of the two; False: the first."""
     blocks: int
-    """Scale blocks whose rows alternate: 4 or 1."""
+    """How many scale blocks the unit interleaves: 4 or 1."""
 
 
 def units(inputs: int) -> list[Unit]:
@@ -49,12 +49,20 @@ def units(inputs: int) -> list[Unit]:
 
 
 def narrow_product(
-    x: Any, codes: Any, scales: Any, *, inputs: int, form: Form, interpret: bool, keep: Any = None
+    x: jax.Array | jax.Ref,
+    codes: jax.Ref,
+    scales: jax.Ref,
+    *,
+    inputs: int,
+    form: CodeFormat,
+    interpret: bool,
+    keep: jax.Ref | None = None,
 ) -> jax.Array:
-    """x [M, ≥ K'] times a block of narrow weights, before the columns' multipliers: float32 [M, 128·n].
+    """x [M, ≥ K'] times n lane blocks of weights with narrow scales → float32 [M, 128·n].
 
-    `codes` and `scales` are references to n lane blocks. `keep`, a reference [K', 128·n] of `WEIGHT_DTYPE`,
-    receives the decoded weights.
+    x is bfloat16 or float32. codes int32 [n, K'/8, 128]; scales int32 [n, R, 128]. The result still lacks the
+    columns' multipliers. interpret: True where the kernel runs as plain JAX, which has no loads with stride
+    0. keep [K', 128·n] of `WEIGHT_DTYPE`: receives the decoded weights; None: they are not kept.
     """
     lane_blocks = codes.shape[0]
     total = None
@@ -73,10 +81,13 @@ def narrow_product(
     return total
 
 
-def wide_product(x: Any, codes: Any, scales: Any, *, inputs: int, form: Form) -> jax.Array:
-    """As `narrow_product`, for wide scales: each block's partial sums are multiplied by its scale.
+def wide_product(
+    x: jax.Array | jax.Ref, codes: jax.Ref, scales: jax.Ref, *, inputs: int, form: CodeFormat
+) -> jax.Array:
+    """As `narrow_product`, for wide scales: each block's partial product is multiplied by its scale.
 
-    The four blocks of a unit share words, so the unit is multiplied four times, all but one block masked out.
+    The four blocks of a unit share words, so the unit is multiplied four times, each time with all but one
+    block masked to zero. The result is final: columns of wide weights have the multiplier 1.
     """
     outputs = []
     for block in range(codes.shape[0]):
@@ -99,7 +110,7 @@ def wide_product(x: Any, codes: Any, scales: Any, *, inputs: int, form: Form) ->
 
 
 def product(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """x times decoded weights, accumulated in float32; float32 activations are not rounded."""
+    """x times decoded weights, accumulated in float32. A float32 x is not rounded."""
     if x.dtype == jnp.float32:
         return jnp.dot(
             x,
@@ -111,7 +122,9 @@ def product(x: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _groups(all_units: list[Unit]) -> Iterator[tuple[int, list[Unit]]]:
-    """Units joined to products of at most `_PRODUCT_ROWS` rows, and the first row of each."""
+    """Groups units into products of at most `_PRODUCT_ROWS` rows;
+    yields the first row and the units of each.
+    """
     group: list[Unit] = []
     for unit in all_units:
         if group and unit.first + unit.rows - group[0].first > _PRODUCT_ROWS:
@@ -121,8 +134,10 @@ def _groups(all_units: list[Unit]) -> Iterator[tuple[int, list[Unit]]]:
     yield group[0].first, group
 
 
-def _narrow(codes: Any, scales: Any, block: int, unit: Unit, form: Form, interpret: bool) -> jax.Array:
-    """One unit as e5m2 [rows, 128]: four exponents are raised by one addition, then zeros are put in."""
+def _narrow(
+    codes: jax.Ref, scales: jax.Ref, block: int, unit: Unit, form: CodeFormat, interpret: bool
+) -> jax.Array:
+    """Decodes one unit to e5m2 [rows, 128]. One addition scales four weights; then zeros are restored."""
     words = _words(codes, block, unit, form)
     row = _scale_row(scales, block, unit.scale_row, interpret)
     shifts = _rows([row] * (unit.rows // (4 * _SUBLANES)))
@@ -131,8 +146,8 @@ def _narrow(codes: Any, scales: Any, block: int, unit: Unit, form: Form, interpr
     return jnp.where(pltpu.bitcast(words, jnp.int8) == zero, jnp.zeros_like(weights), weights)
 
 
-def _unscaled(codes: Any, block: int, unit: Unit, form: Form) -> jax.Array:
-    """One unit's code values as e5m2 [rows, 128]."""
+def _unscaled(codes: jax.Ref, block: int, unit: Unit, form: CodeFormat) -> jax.Array:
+    """Decodes one unit to e5m2 [rows, 128] without its scales."""
     words = _words(codes, block, unit, form)
     if form != "e5m2":
         return pltpu.bitcast(words, WEIGHT_DTYPE)
@@ -140,11 +155,11 @@ def _unscaled(codes: Any, block: int, unit: Unit, form: Form) -> jax.Array:
     return jnp.where(pltpu.bitcast(words, jnp.int8) == jnp.int8(2), jnp.zeros_like(weights), weights)
 
 
-def _words(codes: Any, block: int, unit: Unit, form: Form) -> jax.Array:
-    """One unit as int32 [rows/4, 128], a byte per weight: e5m2 before its scale, zeros as `_ZEROS` says."""
+def _words(codes: jax.Ref, block: int, unit: Unit, form: CodeFormat) -> jax.Array:
+    """One unit as int32 [rows/4, 128], a byte per weight: e5m2 without scale, with zeros as in `_ZEROS`."""
     if form != "e5m2" and unit.blocks > 1:
         return _from_fp4(codes[block, unit.first // 8 : (unit.first + unit.rows) // 8, :])
-    # Units share their words in twos: the halves of a run, the blocks of a tail.
+    # Two units share their words: the two halves of a run, or the two blocks of a tail.
     pair = unit.first - (unit.rows if unit.second else 0)
     words = codes[block, pair // 8 : pair // 8 + unit.rows // 4, :]
     if form != "e5m2":
@@ -160,8 +175,8 @@ def _from_fp4(words: jax.Array) -> jax.Array:
     return pltpu.bitcast(pltpu.bitcast(words, jnp.float4_e2m1fn).astype(WEIGHT_DTYPE), jnp.int32)
 
 
-def _scale_row(scales: Any, block: int, row: int, interpret: bool) -> jax.Array:
-    """One row on all sublanes, [8, 128]; a load with stride 0 costs the vector unit nothing."""
+def _scale_row(scales: jax.Ref, block: int, row: int, interpret: bool) -> jax.Array:
+    """Repeats one row on all sublanes, [8, 128]. A load with stride 0 costs the vector unit nothing."""
     if interpret:
         return jnp.broadcast_to(scales[block, row : row + 1, :], (_SUBLANES, LANES))
     return scales[block, pl.ds(row, _SUBLANES, stride=0), :]

@@ -1,20 +1,19 @@
 """The experts of one layer on an NVIDIA GPU (Hopper), on weights in the published layout.
 
-Rows are grouped by expert in tiles. One kernel computes the gate and up maps with bias and activation, a
-second the down map with bias; each program holds some output features of one tile, so an expert that no token
-chose is never touched, and an expert's weights are read once per tile of rows (from the L2 cache where it has
-several). Adding up a token's experts by the route's weights is a gather that XLA fuses into one more kernel.
+Rows are grouped by expert into tiles. A first kernel computes gate and up with bias and activation, a second
+one down with bias. Each program computes some output features of one tile, so the weights of an expert that
+no token chose are never read, and those of the others are read once per tile (from the L2 cache if an expert
+has several tiles). XLA sums each token's experts, weighted by the route, in one more kernel.
 
-The weights are the left operand of the products and the tokens the right one: a matrix instruction always
-takes 16 or 64 weight rows, which are plenty, but as few as 16 columns, and a decode step has few tokens. So
-weights go from shared memory to registers, are decoded there, and enter the matrix unit without a further
-stop.
+The weights are the left operand of the products and the tokens the right one. A matrix instruction takes at
+least 16 rows, of which the weights have plenty, but only 8 columns, and a decode step has few tokens. Weights
+go from shared memory to registers, are decoded there, and enter the matrix unit directly.
 
-A byte holds weights 2k and 2k + 1. Even and odd ones are separate products, with the even and the odd
-features of the tokens, which are kept apart: x is taken apart once, the activations between the maps are
-written so.
+A byte holds weights 2k and 2k + 1. The even and the odd weights are separate products, with the even and the
+odd features of the tokens. x is split into the two once; the activations are written in two halves.
 
-Scales are 90 bytes a row, too oddly aligned for asynchronous copies: each step loads the scales of the next.
+A row of scales has 90 bytes, an alignment that rules out asynchronous copies, so each step loads the scales
+of the next step itself.
 """
 
 from __future__ import annotations
@@ -26,16 +25,21 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
 
 from pallas_kernels.expert_matmul.gpu_decoding import BYTES_PER_BLOCK, LARGEST_NEAR, decode
 from pallas_kernels.expert_matmul.reference import PackedLinear, clamped_swiglu
+from pallas_kernels.platform import Interpret
 from pallas_kernels.routing import Route, Schedule, schedule_tiles
+from pallas_kernels.types import Index
 
 
 class Plan(NamedTuple):
-    """A program's sizes: `rows` of tokens; `features`, weight rows (in the first kernel half of them gate,
-    half up); `step`, bytes of a weight row at a time; `warps`; `stages`, how many steps' weights are on their
-    way or in use. `splits`: so many programs share the columns of the down map.
+    """The sizes of a program.
+
+    rows: tokens per tile. features: weight rows per program; in the first kernel half of them are gate, half
+    up. step: bytes of a weight row per iteration. warps: warps per program. stages: iterations whose weights
+    are in flight or in use at the same time. splits: how many programs share the columns of down.
     """
 
     rows: int
@@ -46,21 +50,22 @@ class Plan(NamedTuple):
     splits: int = 1
 
 
-def plan_for(num_pairs: int, num_experts: int, dtype: Any = jnp.bfloat16) -> Plan:
-    """The plan for a number of (token, choice) pairs, by the rows that an expert gets on average.
+def plan_for(num_pairs: int, num_experts: int, dtype: DTypeLike = jnp.bfloat16) -> Plan:
+    """The plan for `num_pairs` (token, choice) pairs, chosen by an expert's average number of rows.
 
-    Few rows are bound by bandwidth: small programs, many to a multiprocessor, and for a handful of pairs the
-    smallest ones, so that all multiprocessors get about the same. Two warps at most, for with four the
-    compiler takes warp-group instructions, whose register layout has it load two bytes at a time.
+    With few rows the bandwidth is the limit: programs are small, many per multiprocessor, and smallest for a
+    handful of pairs, so that all multiprocessors get about the same work. They have at most two warps: with
+    four, the compiler uses warp-group instructions, whose register layout forces loads of two bytes at a
+    time.
     """
     share = num_pairs / num_experts
     if num_pairs <= 8:
         return Plan(rows=16, features=16, step=64, warps=1, stages=4, splits=2)
-    if share <= 8:  # an expert with more than 16 rows takes two tiles, the second from the cache
+    if share <= 8:  # an expert with more than 16 rows has two tiles; the second reads the L2 cache
         return Plan(rows=16, features=64, step=64, warps=2, stages=4)
     if share <= 24:
         return Plan(rows=32, features=64, step=64, warps=2, stages=4)
-    if share <= 64 or dtype == jnp.float32:  # three operands instead of one fill shared memory sooner
+    if share <= 64 or dtype == jnp.float32:  # three operands instead of one fill shared memory faster
         return Plan(rows=64, features=128, step=64, warps=4, stages=3)
     return Plan(rows=128, features=256, step=64, warps=8, stages=3)
 
@@ -74,11 +79,12 @@ def expert_mlp(
     num_experts: int | None = None,
     *,
     plan: Plan | None = None,
-    interpret: bool = False,
+    interpret: Interpret = False,
 ) -> jax.Array:
-    """As `reference.expert_mlp`. A float32 x enters the matrix units as the sum of three bfloat16 numbers.
+    """See `pallas_kernels.expert_matmul.expert_mlp`.
 
-    `plan`: another than the table's, for measurements.
+    A float32 x enters the matrix units as the sum of three bfloat16 numbers. plan: the sizes to use, for
+    measurements; None takes those of `plan_for`.
     """
     num_tokens, hidden = x.shape
     if num_tokens == 0:
@@ -97,7 +103,10 @@ def expert_mlp(
 
 
 def _tile_a_pair(experts: jax.Array, num_experts: int, rows: int) -> Schedule:
-    """The schedule of one token, experts [1, A]: each of its pairs is a tile, for no expert comes twice."""
+    """The schedule of a single token, experts [1, A].
+
+    Its experts are distinct, so each pair is a tile of its own.
+    """
     somewhere = experts[0] < num_experts
     row = jnp.arange(experts.size, dtype=jnp.int32) * rows
     return Schedule(
@@ -110,23 +119,41 @@ def _tile_a_pair(experts: jax.Array, num_experts: int, rows: int) -> Schedule:
 
 
 def _gate_up(
-    halves: jax.Array, schedule: Schedule, linear: PackedLinear, limit: float, plan: Plan, interpret: bool
+    halves: jax.Array,
+    schedule: Schedule,
+    linear: PackedLinear,
+    limit: float,
+    plan: Plan,
+    interpret: Interpret,
 ) -> jax.Array:
-    """halves [2, T, D/2] → activations [2, P, F/2], even and odd features apart."""
+    """halves [2, T, D/2] → activations [2, P, F/2]; index 0 holds the even features, 1 the odd ones."""
     _, num_tokens, _ = halves.shape
     half = linear.blocks.shape[2] // 2
     width = plan.features // 2
 
     def kernel(
-        x: Any, tokens: Any, experts: Any, counts: Any, blocks: Any, scales: Any, bias: Any, out: Any
+        x: jax.Ref,
+        tokens: jax.Ref,
+        experts: jax.Ref,
+        counts: jax.Ref,
+        blocks: jax.Ref,
+        scales: jax.Ref,
+        bias: jax.Ref,
+        out: jax.Ref,
     ) -> None:
+        """One program: some even or some odd features of one tile. All references are in device memory.
+
+        x [2, T, D/2], bfloat16 or float32; tokens int32 [P]; experts, counts int32 [tiles]; blocks uint8
+        [E, 2, F, D/2], scales uint8 [E, 2, F, D/32], bias [E, 2, F], float32 or bfloat16; out [2, P, F/2] of
+        x's dtype.
+        """
         tile, place, parity = pl.program_id(1), pl.program_id(0) // 2, pl.program_id(0) % 2
 
         @pl.when(counts[tile] > 0)
         def _() -> None:
             rows = tile * plan.rows + jnp.arange(plan.rows)
             token = tokens[pl.ds(tile * plan.rows, plan.rows)]
-            # Programs take every other feature: what they write is contiguous in its half.
+            # A program computes every other feature, so what it writes is contiguous in its half.
             which, columns = jnp.arange(plan.features) // width, jnp.arange(plan.features) % width
             columns = place * width + columns
             weights = _Rows(experts.at[tile], (which, columns * 2 + parity), columns < half)
@@ -154,13 +181,26 @@ def _gate_up(
 
 
 def _down(
-    inner: jax.Array, schedule: Schedule, linear: PackedLinear, plan: Plan, interpret: bool
+    inner: jax.Array, schedule: Schedule, linear: PackedLinear, plan: Plan, interpret: Interpret
 ) -> jax.Array:
-    """inner [2, P, F/2] → float32 [splits, P, D], to be added up; rows of padding hold anything."""
+    """inner [2, P, F/2] → float32 [splits, P, D], to be summed over splits; padding rows are undefined."""
     hidden = linear.blocks.shape[1]
     steps = pl.cdiv(pl.cdiv(linear.blocks.shape[-1], plan.step), plan.splits)
 
-    def kernel(x: Any, experts: Any, counts: Any, blocks: Any, scales: Any, bias: Any, out: Any) -> None:
+    def kernel(
+        x: jax.Ref,
+        experts: jax.Ref,
+        counts: jax.Ref,
+        blocks: jax.Ref,
+        scales: jax.Ref,
+        bias: jax.Ref,
+        out: jax.Ref,
+    ) -> None:
+        """One program: some features of one tile, over its part of the columns. All in device memory.
+
+        x [2, P, F/2], bfloat16 or float32; experts, counts int32 [tiles]; blocks uint8 [E, D, F/2], scales
+        uint8 [E, D, F/32], bias [E, D], float32 or bfloat16; out float32 [splits, P, D].
+        """
         tile, place, split = pl.program_id(1), pl.program_id(0), pl.program_id(2)
 
         @pl.when(counts[tile] > 0)
@@ -189,39 +229,43 @@ def _down(
 
 
 class _Rows:
-    """Rows of the weights of a tile's expert.
+    """Some rows of the weights of a tile's expert.
 
-    expert: where its number stands. indices: of the rows, one array for each axis between E and K. exist:
-    which of the rows do.
+    expert: a reference to the expert's number. indices: the rows' indices, one int32 array for each axis
+    between E and K. exist: bool, True for rows that exist.
     """
 
-    def __init__(self, expert: Any, indices: tuple[jax.Array, ...], exist: jax.Array):
+    def __init__(self, expert: jax.Ref, indices: tuple[jax.Array, ...], exist: jax.Array):
         self._place = expert
         self._expert = expert[...]
         self._indices = indices
         self.exist = exist
 
-    def load_vector(self, ref: Any) -> jax.Array:
-        """One number of each row, from ref [E, …, N]."""
+    def load_vector(self, ref: jax.Ref) -> jax.Array:
+        """Loads one number per row from ref [E, …, N]."""
         return plgpu.load(ref.at[self._expert, *self._indices], mask=self.exist, other=0)
 
-    def load(self, ref: Any, columns: jax.Array) -> jax.Array:
-        """The rows' columns, from ref [E, …, N, columns]; zeros where there is none."""
+    def load(self, ref: jax.Ref, columns: jax.Array) -> jax.Array:
+        """Loads columns of the rows from ref [E, …, N, columns].
+
+        Zeros where a row or a column does not exist.
+        """
         mask = self.exist[:, None] & (columns < ref.shape[-1])[None, :]
         indices = (index[:, None] for index in self._indices)
         return plgpu.load(ref.at[self._expert, *indices, columns[None, :]], mask=mask, other=0)
 
     def unknown_zero(self) -> jax.Array:
-        """0, but the compiler does not know it: what is added to it cannot be computed beforehand."""
-        return plgpu.load(self._place, volatile=True) - self._expert
+        """Returns 0 in a way the compiler cannot see, so it cannot compute ahead what depends on it."""
+        place: Any = self._place  # a part of a reference, for which jax has no public type
+        return plgpu.load(place, volatile=True) - self._expert
 
 
 Loader = Callable[[int, jax.Array], jax.Array]
-"""(half, places along the half) → the tile's operand [rows, places]."""
+"""Takes a half (0 even, 1 odd) and places in that half; returns the tile's operand [rows, places]."""
 
 
-def _loader(x: Any, rows: jax.Array, real: jax.Array | None) -> Loader:
-    """Loads from x [2, …, K/2]; rows that are not `real` and places past the end are zeros."""
+def _loader(x: jax.Ref, rows: jax.Array, real: jax.Array | None) -> Loader:
+    """A loader from x [2, …, K/2]. Rows that are not `real` and places past the end load as zeros."""
 
     def load(half: int, places: jax.Array) -> jax.Array:
         mask = (places < x.shape[-1])[None, :]
@@ -233,7 +277,9 @@ def _loader(x: Any, rows: jax.Array, real: jax.Array | None) -> Loader:
 
 
 def _bfloat16_parts(numbers: jax.Array) -> tuple[jax.Array, ...]:
-    """bfloat16 arrays that add up to `numbers`: itself, or the three that hold a float32's 24 bits."""
+    """bfloat16 arrays whose sum is `numbers`: one for bfloat16, three
+    for the 24 significant bits of float32.
+    """
     if numbers.dtype == jnp.bfloat16:
         return (numbers,)
     parts = []
@@ -245,23 +291,23 @@ def _bfloat16_parts(numbers: jax.Array) -> tuple[jax.Array, ...]:
 
 def _product(
     load: Loader,
-    blocks: Any,
-    scales: Any,
+    blocks: jax.Ref,
+    scales: jax.Ref,
     weights: _Rows,
-    steps: tuple[Any, Any],
+    steps: tuple[Index, Index],
     plan: Plan,
-    interpret: bool,
+    interpret: Interpret,
 ) -> jax.Array:
-    """The rows of weights times the tile, float32 [features, rows], over the columns of some steps."""
+    """The rows of weights times the tile over the columns of the given steps → float32 [features, rows]."""
     scales_per_step = plan.step // BYTES_PER_BLOCK
 
     def load_scales(step: jax.Array | int) -> jax.Array:
         return weights.load(scales, step * scales_per_step + jnp.arange(scales_per_step))
 
-    def run(first: Any, end: Any, *, far: bool) -> tuple[jax.Array, jax.Array]:
-        """The product, and the largest scales of each row."""
+    def run(first: Index, end: Index, *, far: bool) -> tuple[jax.Array, jax.Array]:
+        """Returns the product, and the largest scales of each row."""
 
-        def run_step(step: jax.Array, carried: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        def run_step(step: jax.Array, carried: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             total, largest, step_scales = carried
             next_scales = load_scales(step + 1)
             places = step * plan.step + jnp.arange(plan.step)
@@ -277,7 +323,8 @@ def _product(
         return total, largest
 
     def run_again() -> jax.Array:
-        # Its addresses would be computed beside those of the first run, in twice the registers.
+        # Without the hidden zero, the compiler would compute the addresses of both runs at once, in twice
+        # the registers.
         zero = weights.unknown_zero()
         return run(steps[0] + zero, steps[1] + zero, far=True)[0]
 

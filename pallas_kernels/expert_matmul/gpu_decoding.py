@@ -1,15 +1,18 @@
-"""MXFP4 → bfloat16 inside a Triton kernel: a few integer instructions and a multiplication for two weights.
+"""MXFP4 → bfloat16 inside a Triton kernel, with a few integer instructions and one multiplication per two
+weights.
 
-A code s e e m (sign, exponent, mantissa) becomes a bfloat16 whose exponent field is just e e: the sign goes
-to bit 15, e e m to bits 8 … 6. That number is the code's value × 2^-126, also for the code 0.5, which is
-subnormal in both formats, so a multiplication by 2^(scale − 1) makes it the weight, exactly. (An exponent
-addition would need a case for 0 and one for 0.5.) bfloat16 has 2^(scale − 1) for scales up to `LARGEST_NEAR`,
-weights up to 12: far more than any checkpoint has. Kernels watch for larger scales, and where they meet one
-they do their work again with *far* decoding: two multiplications, by 2^127 and by 2^(scale − 128), which is
-exact for every code and scale, subnormal and infinite weights included, as `mxfp4.decode` is.
+A code s e e m (sign, exponent, mantissa) becomes a bfloat16 with the same bits: the sign goes to bit 15, e e
+m to bits 8 … 6. That number is the code's value × 2^-126, even for the code 0.5, which is subnormal in both
+formats. A multiplication by 2^(scale − 1) therefore gives the weight exactly. (Adding to the exponent instead
+would need special cases for 0 and 0.5.)
 
-Triton's own operations work on single elements, which costs twice the instructions; so this is inline PTX on
-four bytes at a time, two weights to a register.
+bfloat16 can represent 2^(scale − 1) for scales up to `LARGEST_NEAR`, that is, for weights up to 12, far
+larger than those of the published checkpoints. A kernel that meets a larger scale repeats its work with *far*
+decoding: two multiplications, by 2^127 and by 2^(scale − 128). They are exact for every code and scale,
+subnormal and infinite weights included, like `mxfp4.decode`.
+
+Triton's own operations work on single elements, which takes twice the instructions. So this is inline PTX,
+which handles four bytes at a time and two weights per register.
 """
 
 from __future__ import annotations
@@ -20,17 +23,19 @@ from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.mxfp4 import BLOCK_SIZE
 from pallas_kernels.mxfp4.decoding import bfloat16_bits
+from pallas_kernels.platform import Interpret
 
 BYTES_PER_BLOCK = BLOCK_SIZE // 2
 LARGEST_NEAR = 128
-"""The largest scale that near decoding takes."""
+"""The largest scale byte that near decoding handles."""
 
 
 def ptx(high: bool, far: bool) -> str:
-    """The code for four bytes ($2) and their multipliers ($3, $4) → the bytes' low or high codes ($0, $1).
+    """The PTX code that decodes four bytes ($2) with the multipliers ($3, $4) into two registers ($0, $1).
 
-    A register of two bytes b0, b1 is first spread to b0 << 8 and b1 << 8 in its halves, so that a half is
-    s e e m of the high code, then s e e m of the low one, then zeros.
+    high: True decodes the high nibbles, False the low ones. far: True for far decoding. Two bytes b0, b1 are
+    first spread to b0 << 8 and b1 << 8 in the halves of a register: each half is then s e e m of the high
+    code, s e e m of the low code, and zeros.
     """
     lines = [".reg .b32 wide, sign, code, first;", "mov.b32 first, 0x7F007F00;"]
     for output, multiplier, selector in (("$0", "$3", "0x1404"), ("$1", "$4", "0x3424")):
@@ -50,7 +55,7 @@ def ptx(high: bool, far: bool) -> str:
 
 
 def multipliers(scales: jax.Array, far: bool) -> jax.Array:
-    """The last multiplication's factors as bfloat16, for scales uint8."""
+    """The factors of the last multiplication, bfloat16, for uint8 scales; `far` selects far decoding."""
     scales = scales.astype(jnp.int32)
     if far:  # 2^(scale − 128): those of scales 0 and 1 are subnormal
         bits = jnp.where(scales < 2, 32 << scales, (scales - 1) << 7)
@@ -60,12 +65,12 @@ def multipliers(scales: jax.Array, far: bool) -> jax.Array:
 
 
 def decode(
-    blocks: jax.Array, scales: jax.Array, *, far: bool, interpret: bool
+    blocks: jax.Array, scales: jax.Array, *, far: bool, interpret: Interpret
 ) -> tuple[jax.Array, jax.Array]:
-    """The even and the odd weights, bfloat16 [N, K/2] each, of blocks [N, K/2] and scales [N, K/32], uint8.
+    """Decodes uint8 blocks [N, K/2] and scales [N, K/32] to even and odd weights, bfloat16 [N, K/2] each.
 
-    Unless `far`, scales above `LARGEST_NEAR` are taken for it. In interpret mode, which cannot run PTX, the
-    same is done as `mxfp4.decode` does it.
+    far: True is exact for all scales; False treats scales above `LARGEST_NEAR` as `LARGEST_NEAR`. interpret:
+    True computes the same in plain JAX, which cannot run PTX.
     """
     if interpret:
         wide = _spread(scales.astype(jnp.int32), blocks.shape)
@@ -91,5 +96,5 @@ def decode(
 
 
 def _spread(scales: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """[N, K/32] → [N, K/2]: each block's number beside each of its bytes."""
+    """Repeats [N, K/32] to [N, K/2]: each block's number for each of its bytes."""
     return jnp.broadcast_to(scales[:, :, None], (*scales.shape, BYTES_PER_BLOCK)).reshape(shape)

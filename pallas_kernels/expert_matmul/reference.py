@@ -1,8 +1,7 @@
-"""The expert computation in plain JAX, also the CPU path: one expert is decoded at a time.
+"""The experts in plain JAX, one at a time. CPUs run this.
 
-Only experts that some token chose are decoded, each once per call, and each is gone before the next is
-touched, so memory holds one decoded expert, never the model. Every (token, expert) pair is computed: there is
-no capacity and nothing is dropped.
+Each expert that some token chose is decoded once per call and freed before the next one, so memory holds a
+single decoded expert. Every (token, expert) pair is computed: there is no capacity and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import jax.numpy as jnp
 
 from pallas_kernels import mxfp4
 from pallas_kernels.routing import Route, group_by_expert
+from pallas_kernels.swiglu import SWIGLU_ALPHA
 
 MAX_TILE = 128
-"""Rows of one matmul: enough to keep a matrix unit busy, few enough that padding a group costs little."""
-
-SWIGLU_ALPHA = 1.702
-"""Steepness of the gate's sigmoid, as published."""
+"""The largest number of rows per matmul: enough to keep a matrix unit busy, yet little padding per expert."""
 
 
 class PackedLinear(NamedTuple):
-    """The linear maps of all experts, packed: `blocks` uint8 [E, …, out, in/2], `scales` uint8
-    [E, …, out, in/32], `bias` float [E, …, out]. The gate-and-up map has a leading axis of 2 before `out`.
+    """One projection of all experts, packed as published.
+
+    blocks uint8 [E, …, out, in/2]; scales uint8 [E, …, out, in/32]; bias float [E, …, out]. The projection to
+    gate and up has an axis of 2 before `out`: 0 is gate, 1 is up.
     """
 
     blocks: jax.Array
@@ -33,14 +32,14 @@ class PackedLinear(NamedTuple):
 
 
 def clamped_swiglu(gate: jax.Array, up: jax.Array, limit: float) -> jax.Array:
-    """gate · sigmoid(1.702 · gate) · (up + 1), with gate clamped above at `limit` and up on both sides."""
+    """gate · sigmoid(α · gate) · (up + 1), with gate clamped to at most `limit` and up to ±`limit`."""
     gate = jnp.minimum(gate, limit)
     up = jnp.clip(up, -limit, limit)
     return gate * jax.nn.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
 
 
 def tile_rows(num_tokens: int, experts_per_token: int, num_experts: int) -> int:
-    """Rows per tile: about twice an expert's average share, a power of two, at most what one can receive."""
+    """Rows per tile: about twice an expert's average, a power of two, at most `num_tokens` and `MAX_TILE`."""
     share = max(1, 2 * num_tokens * experts_per_token // num_experts)
     return min(num_tokens, MAX_TILE, 1 << (share - 1).bit_length())
 
@@ -53,12 +52,7 @@ def expert_mlp(
     limit: float,
     num_experts: int | None = None,
 ) -> jax.Array:
-    """Runs each token through its experts and adds the results by the route's weights.
-
-    x [T, D]; route for T tokens; gate_up maps D → (2, F), down maps F → D. Matmuls take operands of x's dtype
-    and accumulate in float32; the result is [T, D] in x's dtype. Tokens routed nowhere come back as zeros.
-    `num_experts` of the model, where the weights are a slice of them (None: they are all).
-    """
+    """See `pallas_kernels.expert_matmul.expert_mlp`; the weights are in the published layout."""
     num_tokens, hidden = x.shape
     held = gate_up.blocks.shape[0]
     experts_per_token = route.experts.shape[1]
@@ -77,7 +71,7 @@ def expert_mlp(
         def run_tile(number: jax.Array, out: jax.Array) -> jax.Array:
             offsets = number * tile + jnp.arange(tile)
             pairs = groups.pairs[jnp.minimum(start + offsets, groups.pairs.size - 1)]
-            # Rows past the group's end are computed and thrown away: index T is out of range, so dropped.
+            # Rows past the group's end are computed and discarded: their token T is out of range.
             tokens = jnp.where(offsets < count, pairs // experts_per_token, num_tokens)
             rows = x.at[tokens].get(mode="fill", fill_value=0)
             gate, up = jnp.unstack(
@@ -91,6 +85,6 @@ def expert_mlp(
 
         return jax.lax.fori_loop(0, (count + tile - 1) // tile, run_tile, out)
 
-    # Experts run in ascending order, so a token's sum never depends on its neighbours in the batch.
+    # Experts run in ascending order, so a token's sum does not depend on the rest of the batch.
     out = jnp.zeros((num_tokens, hidden), jnp.float32)
     return jax.lax.fori_loop(0, groups.num_active, run_expert, out).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""All experts of a layer as the TPU kernel reads them."""
+"""All experts of a layer in the layout of the TPU kernel."""
 
 from __future__ import annotations
 
@@ -12,73 +12,78 @@ import numpy as np
 
 from pallas_kernels.expert_matmul.reference import PackedLinear
 from pallas_kernels.mxfp4 import tiled
-from pallas_kernels.mxfp4.tiled import LANES, Form, TiledWeights
+from pallas_kernels.mxfp4.tiled import LANES, CodeFormat, TiledWeights
 from pallas_kernels.platform import Chip
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("gate_up", "down"), meta_fields=())
 @dataclasses.dataclass(frozen=True)
 class TiledExperts:
-    """The two maps of all experts.
+    """Both projections of all experts.
 
-    `gate_up` has D inputs; its lane blocks alternate, gate and up, for 128 features at a time, and features
-    come in the kernel order of `down`'s inputs, so that what the first map leaves is what the second one
-    takes. `down` has F inputs and D outputs in their own order.
+    `gate_up` has D inputs. Its lane blocks alternate between gate and up, 128 features each. The features are
+    in the kernel order of `down`'s inputs, so `down` can read them as gate and up produced them. `down` has F
+    inputs and D outputs, the outputs in their published order.
     """
 
     gate_up: TiledWeights
     down: TiledWeights
 
 
-class Arrangement(NamedTuple):
-    """How a map's codes and scales are stored."""
+class WeightLayout(NamedTuple):
+    """How a projection's codes and scales are stored; see `pallas_kernels.mxfp4.tiled`.
 
-    form: Form
+    wide: True stores each block's scale as published, False (*narrow*) as the difference to its column's
+    base.
+    """
+
+    form: CodeFormat
     wide: bool
 
 
-def form_for(chip: Chip) -> Form:
-    """How a TPU generation likes its codes best: 7x has instructions for the type itself."""
+def code_format_for(chip: Chip) -> CodeFormat:
+    """The code format that a TPU generation decodes fastest. 7x has instructions for 4-bit floats."""
     return "fp4" if chip == "7x" else "e5m2"
 
 
 def tile_experts(
     gate_up: PackedLinear,
     down: PackedLinear,
-    form: Form,
+    form: CodeFormat,
     *,
-    arrangements: tuple[Arrangement, Arrangement] | None = None,
+    layouts: tuple[WeightLayout, WeightLayout] | None = None,
 ) -> TiledExperts:
     """Tiles published weights: gate_up [E, 2, F, D/2 …], down [E, D, F/2 …].
 
-    Each map is arranged as `form` with narrow scales where that holds its scales, else as `fp4-` for `fp4`
-    where that does, else with wide scales. To find out takes the values on the host; under `jit`, or to tile
-    many layers alike, give the `arrangements` of gate_up and down.
+    form: the preferred code format. Each projection gets it with narrow scales if they can represent its
+    scales; `fp4` falls back to `fp4-` with narrow scales; both fall back to wide scales. That choice depends
+    on the values, so it does not work under `jit`. layouts: those of gate_up and down, chosen by the caller
+    instead.
     """
-    maps = [PackedLinear(*(jnp.asarray(array) for array in linear)) for linear in (gate_up, down)]
-    if arrangements is None:
-        arrangements = arrangement_of(maps[0], form), arrangement_of(maps[1], form)
-    return _tile_each(*maps, arrangements)
+    packed = [PackedLinear(*(jnp.asarray(array) for array in linear)) for linear in (gate_up, down)]
+    if layouts is None:
+        layouts = layout_of(packed[0], form), layout_of(packed[1], form)
+    return _tile_each(*packed, layouts)
 
 
-def arrangement_of(linear: PackedLinear, form: Form) -> Arrangement:
-    """The fastest arrangement that holds a map's scales."""
-    forms: tuple[Form, ...] = ("fp4", "fp4-") if form == "fp4" else (form,)
+def layout_of(linear: PackedLinear, form: CodeFormat) -> WeightLayout:
+    """The fastest layout that can represent a projection's scales."""
+    forms: tuple[CodeFormat, ...] = ("fp4", "fp4-") if form == "fp4" else (form,)
     for candidate in forms:
         if bool(tiled.fits_narrow(linear.blocks, linear.scales, candidate)):
-            return Arrangement(candidate, False)
-    return Arrangement(form, True)
+            return WeightLayout(candidate, False)
+    return WeightLayout(form, True)
 
 
-@functools.partial(jax.jit, static_argnames=("arrangements",))
+@functools.partial(jax.jit, static_argnames=("layouts",))
 def _tile_each(
-    gate_up: PackedLinear, down: PackedLinear, arrangements: tuple[Arrangement, Arrangement]
+    gate_up: PackedLinear, down: PackedLinear, layouts: tuple[WeightLayout, WeightLayout]
 ) -> TiledExperts:
-    """One expert at a time: a layer's codes, unpacked all at once, would not fit beside a model."""
-    first, second = arrangements
+    """Tiles one expert at a time: a whole layer, unpacked at once, would not fit in memory beside a model."""
+    first, second = layouts
 
-    def one(maps: tuple[PackedLinear, PackedLinear]) -> TiledExperts:
-        gate_up, down = maps
+    def one(expert: tuple[PackedLinear, PackedLinear]) -> TiledExperts:
+        gate_up, down = expert
         return TiledExperts(
             gate_up=tiled.tile(*(_paired(part) for part in gate_up), form=first.form, wide=first.wide),
             down=tiled.tile(*down, form=second.form, wide=second.wide),
@@ -88,7 +93,7 @@ def _tile_each(
 
 
 def untile_experts(experts: TiledExperts) -> tuple[PackedLinear, PackedLinear]:
-    """Inverse of `tile_experts`: the published arrays, biases as float32."""
+    """The inverse of `tile_experts`: the published arrays, with float32 biases."""
     hidden, inner = experts.gate_up.inputs, experts.down.inputs
     columns = feature_columns(inner)
     blocks, scales = tiled.untile(experts.gate_up, outputs=columns.size)
@@ -106,7 +111,9 @@ def untile_experts(experts: TiledExperts) -> tuple[PackedLinear, PackedLinear]:
 
 @functools.cache
 def feature_columns(inner: int) -> np.ndarray:
-    """int32 [2 · F rounded up to 128]: the row of [2·F] (gates, then ups) in each column; 2·F for padding."""
+    """Which row of the published [2·F] (gates, then ups) each tiled column holds: int32 [2 · (F rounded up to
+    128)]. The value 2·F marks padding.
+    """
     lane_blocks = -(-inner // LANES)
     features = np.full(lane_blocks * LANES, inner, np.int32)
     order = tiled.kernel_order(inner)
@@ -118,7 +125,7 @@ def feature_columns(inner: int) -> np.ndarray:
 
 
 def _paired(rows: jax.Array) -> jax.Array:
-    """[2, F, …] → [columns, …], padding zero."""
+    """Gathers [2, F, …] into the order of the tiled columns, [columns, …]; padding is zero."""
     flat = rows.reshape(2 * rows.shape[1], *rows.shape[2:])
     return flat.at[feature_columns(rows.shape[1])].get(mode="fill", fill_value=0)
 

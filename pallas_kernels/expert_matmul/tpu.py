@@ -1,56 +1,69 @@
-"""The experts of one layer on a TPU: one kernel for both maps, which reads weights once per tile of rows.
+"""The experts of one layer on a TPU: one kernel for both projections.
 
-A grid step is a tile: some rows and their expert. While a tile is computed, all weights of the next tile's
-expert arrive in VMEM, in chunks of lane blocks, so that computing and reading overlap over a whole expert.
-The gate and up map comes first; the activation stays in VMEM for the down map. An expert without tokens has
-no tile and costs nothing. Where a device has two cores (v5p), they take turns with the tiles.
+A grid step computes one tile: some rows that share an expert. Meanwhile the weights of the next tile's expert
+are copied to VMEM, in chunks of lane blocks, so computing and reading overlap over a whole expert. Gate and
+up come first; the activations stay in VMEM for down. An expert without tokens has no tile and costs nothing.
+On a device with two cores (v5p), the cores take alternate tiles.
 
-Few tokens (`resident`): all of them lie in VMEM, so that nothing but weights moves. An expert is given every
-token, and the route's weights, zero for those it was not chosen by, are multiplied in at the end: while
-decoding takes the time, that takes hardly longer than its own tokens alone. Where the matrix units would need
-longer (v5e and v5p, more than 32 tokens), an expert's own tokens are picked out by a product with a 0/1
-matrix, and its results are put back by the transposed product, unless more than 32 chose it.
+With few tokens (`resident`) all of them stay in VMEM and only weights move. Every chosen expert computes
+every token, and the results are multiplied by the route's weights, which are zero where a token did not
+choose the expert. Decoding takes most of the time, so this is hardly slower than computing the expert's own
+tokens. On v5e and v5p, more than 32 tokens would keep the matrix units busy for longer: there a product with
+a 0/1 matrix selects an expert's own tokens, and the transposed product puts the results back, unless more
+than 32 tokens chose it.
 
-Many tokens (`streamed`): rows are sorted by expert before the kernel and arrive tile by tile; the results are
-gathered by token after it. There each chunk is decoded once for a tile of several hundred rows.
+With many tokens (`streamed`) the rows are sorted by expert before the kernel and arrive tile by tile, and the
+results are gathered by token after it. Each chunk is decoded once for a tile of several hundred rows.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from pallas_kernels.expert_matmul.decoding import WEIGHT_DTYPE, product
 from pallas_kernels.expert_matmul.reference import clamped_swiglu
 from pallas_kernels.expert_matmul.tiling import TiledExperts
-from pallas_kernels.expert_matmul.tpu_weights import Block, Map, streams_of, tile_and_read_ahead
+from pallas_kernels.expert_matmul.tpu_weights import (
+    Chunk,
+    Projection,
+    streams_of,
+    tile_and_read_ahead,
+)
 from pallas_kernels.mxfp4 import tiled
 from pallas_kernels.mxfp4.tiled import LANES, TiledWeights
-from pallas_kernels.platform import Chip, Choice
+from pallas_kernels.platform import Chip, Interpret
 from pallas_kernels.routing import Route, schedule_tiles
+from pallas_kernels.types import Index
 
-MOST_RESIDENT_TOKENS = 64
-_MOST_SHARED_ROWS = 32
-"""Computing this many rows takes hardly longer than computing one: decoding takes the time."""
+MAX_RESIDENT_TOKENS = 64
+_MAX_SHARED_ROWS = 32
+"""Up to this many rows, decoding takes longer than multiplying, so they cost hardly more than one row."""
+
+_LARGEST = float(jnp.finfo(jnp.bfloat16).max)
+"""The matrix unit splits float32 numbers into bfloat16 parts, and
+the parts of a larger number are infinite.
+"""
 
 _VMEM_LIMIT = 56 * 2**20
 
 CORES: dict[Chip, int] = {"v5e": 1, "v5p": 2, "v6e": 1, "7x": 1}
-"""TensorCores that share a JAX device."""
+"""TensorCores per JAX device."""
 
 
 class Plan(NamedTuple):
-    """How the kernel is cut.
+    """The block sizes of the kernel.
 
-    `rows` of a tile. `first`: numbers of rows that are computed while weights are decoded, of which the
-    smallest that suffices is taken; the last is also the size of the parts in which further rows follow.
-    Lane blocks of a chunk of the gate and up map (an even number) and of the down map.
+    rows: rows per tile. first: sizes of the first part of a tile, which is computed while weights are
+    decoded; the smallest that holds the tile's rows is used, and further rows follow in parts of the last
+    size. gate_up_blocks (even), down_blocks: lane blocks per chunk of weights.
     """
 
     rows: int
@@ -60,64 +73,69 @@ class Plan(NamedTuple):
 
 
 def plan_for(num_tokens: int, rows_per_expert: float, chip: Chip) -> Plan:
-    """The plan for a number of tokens, of which an expert gets `rows_per_expert` on average."""
-    if num_tokens > MOST_RESIDENT_TOKENS and rows_per_expert > 16:
+    """The plan for `num_tokens` tokens, where an expert gets `rows_per_expert` rows on average."""
+    if num_tokens > MAX_RESIDENT_TOKENS and rows_per_expert > 16:
         if rows_per_expert <= 96:
             return Plan(128, (32, 64, 96, 128), 4, 4)
-        # The larger the matrix unit, the more rows it takes to outweigh the decoding.
+        # The larger the matrix unit, the more rows are needed until multiplying takes longer than decoding.
         return (
             Plan(512, (32, 64, 128, 256), 6, 6) if chip in ("v6e", "7x") else Plan(512, (32, 64, 128), 4, 4)
         )
     rows = 32
-    if num_tokens <= MOST_RESIDENT_TOKENS:
+    if num_tokens <= MAX_RESIDENT_TOKENS:
         rows = max(16, 1 << (max(1, num_tokens) - 1).bit_length())
-    # 7x reads so fast that its vector unit is just in time if no lane block is computed in vain (46 and 23
-    # are all there are) and little drains in between. The others have time for shorter code, and for chunks
-    # that keep the first tile waiting less.
+    # 7x reads so fast that its vector unit only keeps up if no padding is computed (46 and 23 are all lane
+    # blocks of 2,880 outputs) and the matrix units drain rarely. The others have time for shorter code, and
+    # for smaller chunks, which let the first tile start earlier.
     if chip == "7x":
         return Plan(rows, (rows,), 46, 23)
     if chip == "v6e":
         return Plan(rows, (rows,), 24, 23) if rows > 16 else Plan(rows, (rows,), 12, 12)
-    # The matrix units of v5e and v5p need longer for 64 rows than the weights need to arrive.
-    return Plan(rows, (_MOST_SHARED_ROWS, rows) if rows > _MOST_SHARED_ROWS else (rows,), 12, 12)
+    # On v5e and v5p the matrix units take longer for 64 rows than the memory takes for the weights.
+    return Plan(rows, (_MAX_SHARED_ROWS, rows) if rows > _MAX_SHARED_ROWS else (rows,), 12, 12)
 
 
 def expert_mlp(
     x: jax.Array,
     route: Route,
-    experts: TiledExperts,
+    gate_up: TiledWeights,
+    down: TiledWeights,
     limit: float,
-    choice: Choice,
     num_experts: int | None = None,
+    *,
+    interpret: Interpret,
+    chip: Chip,
 ) -> jax.Array:
-    """As `reference.expert_mlp`, on tiled weights."""
+    """See `pallas_kernels.expert_matmul.expert_mlp`; the weights are tiled."""
     num_tokens, hidden = x.shape
     if num_tokens == 0:
         return x
-    held = experts.down.codes.shape[0]
-    plan = plan_for(num_tokens, route.experts.size / (num_experts or held), choice.chip)
+    held = down.codes.shape[0]
+    plan = plan_for(num_tokens, route.experts.size / (num_experts or held), chip)
     schedule = schedule_tiles(route.experts, held, plan.rows)
     run = functools.partial(
         launch,
         tile_experts=schedule.tile_experts,
         tile_counts=schedule.tile_counts,
         num_tiles=schedule.num_tiles,
-        experts=experts,
+        experts=TiledExperts(gate_up, down),
         plan=plan,
         limit=limit,
-        choice=choice,
+        interpret=interpret,
+        chip=chip,
     )
     stored = tiled.to_kernel_order(x)
-    if num_tokens > MOST_RESIDENT_TOKENS:
+    if num_tokens > MAX_RESIDENT_TOKENS:
         results = run(stored.at[schedule.tokens].get(mode="fill", fill_value=0), None)
         chosen = results.at[schedule.destinations].get(mode="fill", fill_value=0)[..., :hidden]
         highest = jax.lax.Precision.HIGHEST
         return jnp.einsum("tad,ta->td", chosen, route.weights, precision=highest).astype(x.dtype)
-    # Tokens that lie beside each other are multiplied by zeros, which would not stop a NaN.
+    # Every expert computes every token and multiplies by zero where it was not chosen; a NaN would survive
+    # that.
     routed = (route.experts < held).any(axis=1, keepdims=True)
-    finite = jnp.isfinite(x).all(axis=1, keepdims=True)
+    finite = (jnp.abs(x) <= _LARGEST).all(axis=1, keepdims=True)
     stored = jnp.where(routed & finite, stored, 0)
-    # Per token and expert: its weight, and which of the expert's rows it is (-1: none).
+    # For each token and expert: the weight, and the token's row among the expert's rows (-1: none).
     chosen = route.experts[..., None] == jnp.arange(held)
     weights = jnp.where(chosen, route.weights[..., None], 0).sum(axis=1)
     row_numbers = jnp.where(chosen, schedule.destinations[..., None] % plan.rows, -1).max(axis=1)
@@ -128,8 +146,11 @@ def expert_mlp(
 
 
 class Members(NamedTuple):
-    """What the resident kernel knows of tokens and experts: their weights float32 [M, E], 0 for none, and the
-    tokens' row numbers among each expert's rows, int32 [M, E], -1 for none."""
+    """Which tokens chose which experts, for the resident kernel.
+
+    weights float32 [M, E]: the route's weights, 0 where a token did not choose an expert. row_numbers int32
+    [M, E]: the token's row among the expert's rows, -1 where it did not choose the expert.
+    """
 
     weights: jax.Array
     row_numbers: jax.Array
@@ -145,31 +166,33 @@ def launch(
     experts: TiledExperts,
     plan: Plan,
     limit: float,
-    choice: Choice,
+    interpret: Interpret,
+    chip: Chip,
 ) -> jax.Array:
-    """The kernel itself, for the first `num_tiles`, int32 [], tiles of a schedule.
+    """Launches the kernel for the first `num_tiles`, int32 [], tiles of a schedule.
 
-    Resident: x [M, D'] → [M, N]. Streamed (no `members`): x [P, D'] → [P, N], rows of tiles past `num_tiles`
-    undefined. N is D padded to whole chunks; the results are float32.
+    x [M, D'] with `members` runs the resident kernel and returns float32 [M, N]. x [P, D'] without `members`
+    (None) runs the streamed kernel and returns float32 [P, N], whose rows past the last tile are undefined. N
+    is D padded to whole chunks.
     """
     gate_up, down = experts.gate_up, experts.down
     plan = plan._replace(
         gate_up_blocks=min(plan.gate_up_blocks, gate_up.codes.shape[1]),
         down_blocks=min(plan.down_blocks, down.codes.shape[1]),
     )
-    maps = (
-        Map.of(gate_up, plan.gate_up_blocks, choice.interpret),
-        Map.of(down, plan.down_blocks, choice.interpret),
+    projections = (
+        Projection.of(gate_up, plan.gate_up_blocks, interpret),
+        Projection.of(down, plan.down_blocks, interpret),
     )
-    cores = CORES[choice.chip]
-    outputs = maps[1].chunks * plan.down_blocks * LANES
-    # A step past the last tile works on nothing; it names a tile that exists.
+    cores = CORES[chip]
+    outputs = projections[1].chunks * plan.down_blocks * LANES
+    # A step past the last tile computes nothing, but its block index must exist.
     last_tile = tile_experts.size - 1
 
-    def of_tile(core: Any, step: Any, *_: Any) -> tuple[Any, int]:
+    def of_tile(core: jax.Array, step: jax.Array, *_: jax.Ref) -> tuple[jax.Array, int]:
         return jnp.minimum(step * cores + core, last_tile), 0
 
-    scratch = [pltpu.VMEM((plan.rows, maps[0].chunks * plan.gate_up_blocks // 2 * LANES), x.dtype)]
+    scratch = [pltpu.VMEM((plan.rows, projections[0].chunks * plan.gate_up_blocks // 2 * LANES), x.dtype)]
     if members is not None:
         inputs: list[jax.Array] = [x, *members]
         specs = [pl.BlockSpec(array.shape, lambda *_: (0, 0)) for array in inputs]
@@ -182,19 +205,23 @@ def launch(
         out_spec = pl.BlockSpec((plan.rows, outputs), of_tile)
         out_shape = (x.shape[0], outputs)
         in_parts = plan.rows > plan.first[-1]
-        decoded = max(tiled.padded_inputs(linear.inputs) for linear in maps) if in_parts else 0
+        decoded = max(tiled.padded_inputs(projection.inputs) for projection in projections) if in_parts else 0
         lanes = max(plan.gate_up_blocks, plan.down_blocks) * LANES
         scratch.append(pltpu.VMEM((max(decoded, 32), lanes if in_parts else LANES), WEIGHT_DTYPE))
-    for weights, linear in zip((gate_up, down), maps, strict=True):
-        shapes = [(2, linear.chunks, linear.blocks, *array.shape[2:]) for array in _arrays(weights)]
+    for weights, projection in zip((gate_up, down), projections, strict=True):
+        buffers = 2, projection.chunks, projection.blocks
+        shapes = [(*buffers, *array.shape[2:]) for array in _arrays(weights)]
         dtypes = [array.dtype for array in _arrays(weights)]
         scratch += [pltpu.VMEM(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        scratch.append(pltpu.SemaphoreType.DMA((2, linear.chunks)))
-    # Both cores zero their sums even if there is no tile for them.
+        scratch.append(pltpu.SemaphoreType.DMA((2, projection.chunks)))
+    # At least one step, so that each core zeroes its sums even without a tile.
     steps = jnp.maximum(pl.cdiv(num_tiles, cores), 1)
     result: jax.Array = pl.pallas_call(
         functools.partial(
-            _streamed_body if members is None else _resident_body, maps=maps, plan=plan, limit=limit
+            _streamed_body if members is None else _resident_body,
+            projections=projections,
+            plan=plan,
+            limit=limit,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
@@ -207,44 +234,61 @@ def launch(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
             vmem_limit_bytes=_VMEM_LIMIT,
-            # The checks cost as much as starting a copy; the simulator looks for such errors instead.
+            # Bounds checks cost as much as starting a copy. The simulator checks them in tests.
             disable_bounds_checks=True,
         ),
-        interpret=choice.interpret,
+        interpret=interpret,
         name="expert_mlp",
     )(num_tiles.reshape(1), tile_experts, tile_counts, *inputs, *_arrays(gate_up), *_arrays(down))
     return result if members is None else result.sum(axis=0)
 
 
 def _resident_body(
-    num_tiles: Any,
-    tile_experts: Any,
-    tile_counts: Any,
-    x: Any,
-    weights: Any,
-    row_numbers: Any,
-    *refs: Any,
-    maps: tuple[Map, Map],
+    num_tiles: jax.Ref,
+    tile_experts: jax.Ref,
+    tile_counts: jax.Ref,
+    x: jax.Ref,
+    weights: jax.Ref,
+    row_numbers: jax.Ref,
+    *refs: jax.Ref,
+    projections: tuple[Projection, Projection],
     plan: Plan,
     limit: float,
 ) -> None:
+    """One grid step of the resident kernel: all M tokens go through one expert; the results are added to
+    `out`.
+
+    In scalar memory:
+        num_tiles int32 [1]; tile_experts, tile_counts int32 [tiles]: the schedule.
+    In VMEM, the same in every step:
+        x [M, D']: the tokens, bfloat16 or float32, inputs in kernel order.
+        weights float32 [M, E]; row_numbers int32 [M, E]: the fields of `Members`.
+    refs, in order:
+        codes int32, scales int32 and columns float32 of gate and up, then of down, [E, C, …] in HBM: the
+            arrays of `TiledWeights`.
+        out float32 [M, N] in VMEM: this core's sum over its experts.
+        features [M, F'] of x's dtype in VMEM: the activations between gate_up and down; F' is whole lane
+            blocks.
+        picked [rows, D'] of x's dtype in VMEM: an expert's own tokens; rows is `plan.first[0]`.
+        buffers and semaphores of the weights: see `WeightStream`.
+    """
     out, features, picked = refs[6:9]
-    streams = streams_of(refs[:6], refs[9:], maps)
+    streams = streams_of(refs[:6], refs[9:], projections)
     tile = tile_and_read_ahead(num_tiles, tile_experts, tile_counts, streams)
 
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
         out[...] = jnp.zeros_like(out)
 
-    def of_expert(table: Any) -> jax.Array:
-        """The expert's column of a table [M, E], as [M, 1]."""
+    def of_expert(table: jax.Ref) -> jax.Array:
+        """The current expert's column of a table [M, E], as [M, 1]."""
         own = jax.lax.broadcasted_iota(jnp.int32, table.shape, 1) == tile.expert
         return jnp.where(own, table[...], jnp.zeros_like(table)).sum(axis=1, keepdims=True)
 
     smaller = 0
     for size in plan.first:
 
-        @pl.when(tile.exists & (tile.count > smaller) & (tile.count <= size))
+        @pl.when(tile.exists & (tile.rows > smaller) & (tile.rows <= size))
         def _(size: int = size) -> None:
             rows, placed = x, None
             if size < x.shape[0]:
@@ -253,61 +297,83 @@ def _resident_body(
                 picked[...] = _transposed_product(placed, x[...]).astype(x.dtype)
                 rows = picked
 
-            def first_map(chunk: Any, block: Block) -> None:
-                result = _activation(maps[0].product(rows, block), limit, x.dtype)
-                features[:size, _lanes(chunk, plan.gate_up_blocks // 2, result)] = result
+            def gate_and_up(number: Index, chunk: Chunk) -> None:
+                result = _activation(projections[0].product(rows, chunk), limit, x.dtype)
+                features[:size, _lanes(number, plan.gate_up_blocks // 2, result)] = result
 
-            def second_map(chunk: Any, block: Block) -> None:
-                result = maps[1].product(features.at[:size, :], block)
+            def down(number: Index, chunk: Chunk) -> None:
+                result = projections[1].product(features.at[:size, :], chunk)
                 if placed is not None:
-                    result = _exact_product(placed, result)
+                    result = _put_back(placed, result)
                 own = of_expert(weights)
-                lanes = _lanes(chunk, plan.down_blocks, result)
+                lanes = _lanes(number, plan.down_blocks, result)
                 out[:, lanes] += jnp.where(own == 0, jnp.zeros_like(result), result * own)
 
-            streams[0].each_chunk(tile.slot, first_map)
-            # A condition that always holds: in one piece with the first map, the code is too long for the
-            # compiler to schedule it well.
-            pl.when(tile.exists)(lambda: streams[1].each_chunk(tile.slot, second_map))
+            streams[0].each_chunk(tile.slot, gate_and_up)
+            # This condition always holds here. It splits the code: in one block with gate and up it would
+            # be too long for the compiler to schedule well.
+            pl.when(tile.exists)(lambda: streams[1].each_chunk(tile.slot, down))
 
         smaller = size
 
 
 def _streamed_body(
-    num_tiles: Any,
-    tile_experts: Any,
-    tile_counts: Any,
-    x: Any,
-    *refs: Any,
-    maps: tuple[Map, Map],
+    num_tiles: jax.Ref,
+    tile_experts: jax.Ref,
+    tile_counts: jax.Ref,
+    x: jax.Ref,
+    *refs: jax.Ref,
+    projections: tuple[Projection, Projection],
     plan: Plan,
     limit: float,
 ) -> None:
+    """One grid step of the streamed kernel: a tile of rows goes through its expert.
+
+    In scalar memory:
+        num_tiles int32 [1]; tile_experts, tile_counts int32 [tiles]: the schedule.
+    In VMEM:
+        x [rows, D']: the tile's rows, bfloat16 or float32, inputs in kernel order; rows is `plan.rows`.
+    refs, in order:
+        codes int32, scales int32 and columns float32 of gate and up, then of down, [E, C, …] in HBM: the
+            arrays of `TiledWeights`.
+        out float32 [rows, N] in VMEM: the tile's results.
+        features [rows, F'] of x's dtype in VMEM: the activations between gate_up and down; F' is whole lane
+            blocks.
+        decoded [K', lanes] of `WEIGHT_DTYPE` in VMEM: a chunk's decoded weights, for the parts after the
+            first one; K' is the larger number of inputs. Unused if a tile is a single part.
+        buffers and semaphores of the weights: see `WeightStream`.
+    """
     out, features, decoded = refs[6:9]
-    streams = streams_of(refs[:6], refs[9:], maps)
+    streams = streams_of(refs[:6], refs[9:], projections)
     tile = tile_and_read_ahead(num_tiles, tile_experts, tile_counts, streams)
 
     part = plan.first[-1]
     in_one_part = plan.rows == part
-    whole_parts, rest = jax.lax.div(tile.count, part), jax.lax.rem(tile.count, part)
+    whole_parts, rest = jax.lax.div(tile.rows, part), jax.lax.rem(tile.rows, part)
 
     def in_parts(
-        linear: Map, source: Any, block: Block, store: Callable[[Any, int, jax.Array], None]
+        projection: Projection,
+        source: jax.Ref,
+        chunk: Chunk,
+        store: Callable[[Index, int, jax.Array], None],
     ) -> None:
-        """Multiplies the rows part by part. The first part decodes, and the larger it is the better that
-        hides; the others use what was decoded then."""
-        stored = tiled.padded_inputs(linear.inputs)
-        keep = None if in_one_part else decoded.at[:stored, : block.codes.shape[0] * LANES]
+        """Multiplies the rows of `source` part by part, and calls `store(first row, size, results)` for each.
 
-        def multiply(number: Any, size: int, *, decode: bool) -> None:
+        The first part decodes the weights and keeps them for the other parts. It is the largest one, so that
+        most of the decoding overlaps with multiplying.
+        """
+        stored = tiled.padded_inputs(projection.inputs)
+        keep = None if in_one_part else decoded.at[:stored, : chunk.codes.shape[0] * LANES]
+
+        def multiply(number: Index, size: int, *, decode: bool) -> None:
             first = number * part if isinstance(number, int) else pl.multiple_of(number * part, part)
             rows = source.at[pl.ds(first, size), :]
-            if decode or linear.wide:
-                store(first, size, linear.product(rows, block, keep))
+            if decode or projection.wide:
+                store(first, size, projection.product(rows, chunk, keep))
             elif keep is not None:
-                store(first, size, block.finished(product(rows[:, :stored], keep[...])))
+                store(first, size, chunk.finished(product(rows[:, :stored], keep[...])))
 
-        def multiply_rest(count: Any, *, decode: bool) -> None:
+        def multiply_rest(count: jax.Array, *, decode: bool) -> None:
             smaller = 0
             for size in plan.first:
 
@@ -318,7 +384,7 @@ def _streamed_body(
                 smaller = size
 
         if in_one_part:
-            multiply_rest(tile.count, decode=True)
+            multiply_rest(tile.rows, decode=True)
             return
 
         @pl.when(whole_parts == 0)
@@ -331,27 +397,27 @@ def _streamed_body(
             jax.lax.fori_loop(1, whole_parts, lambda i, _: multiply(i, part, decode=False), None)
             multiply_rest(rest, decode=False)
 
-    def first_map(chunk: Any, block: Block) -> None:
-        def store(first: Any, size: int, result: jax.Array) -> None:
+    def gate_and_up(number: Index, chunk: Chunk) -> None:
+        def store(first: Index, size: int, result: jax.Array) -> None:
             result = _activation(result, limit, x.dtype)
-            features[pl.ds(first, size), _lanes(chunk, plan.gate_up_blocks // 2, result)] = result
+            features[pl.ds(first, size), _lanes(number, plan.gate_up_blocks // 2, result)] = result
 
-        in_parts(maps[0], x, block, store)
+        in_parts(projections[0], x, chunk, store)
 
-    def second_map(chunk: Any, block: Block) -> None:
-        def store(first: Any, size: int, result: jax.Array) -> None:
-            out[pl.ds(first, size), _lanes(chunk, plan.down_blocks, result)] = result
+    def down(number: Index, chunk: Chunk) -> None:
+        def store(first: Index, size: int, result: jax.Array) -> None:
+            out[pl.ds(first, size), _lanes(number, plan.down_blocks, result)] = result
 
-        in_parts(maps[1], features, block, store)
+        in_parts(projections[1], features, chunk, store)
 
     @pl.when(tile.exists)
     def _() -> None:
-        streams[0].each_chunk(tile.slot, first_map)
-        streams[1].each_chunk(tile.slot, second_map)
+        streams[0].each_chunk(tile.slot, gate_and_up)
+        streams[1].each_chunk(tile.slot, down)
 
 
-def _activation(result: jax.Array, limit: float, dtype: Any) -> jax.Array:
-    """Gate and up results, alternating for 128 features at a time → features."""
+def _activation(result: jax.Array, limit: float, dtype: DTypeLike) -> jax.Array:
+    """Applies the SwiGLU to results whose lane blocks alternate between gate and up → features of `dtype`."""
     pairs = range(0, result.shape[1], 2 * LANES)
     parts = [
         clamped_swiglu(result[:, i : i + LANES], result[:, i + LANES : i + 2 * LANES], limit).astype(dtype)
@@ -361,7 +427,7 @@ def _activation(result: jax.Array, limit: float, dtype: Any) -> jax.Array:
 
 
 def _transposed_product(placed: jax.Array, right: jax.Array) -> jax.Array:
-    """placedᵀ times `right`, float32: exact where each row of `placed`ᵀ has a single 1."""
+    """placedᵀ · right in float32; exact, because a row of placedᵀ has at most a single 1."""
     precision = jax.lax.Precision.HIGHEST if right.dtype == jnp.float32 else None
     dimensions = (((0,), (0,)), ((), ()))
     return jax.lax.dot_general(
@@ -369,24 +435,33 @@ def _transposed_product(placed: jax.Array, right: jax.Array) -> jax.Array:
     )
 
 
-def _exact_product(placed: jax.Array, result: jax.Array) -> jax.Array:
-    """placed [M, rows], at most a single 1 in each row, times float32 results [rows, N]."""
+def _put_back(placed: jax.Array, result: jax.Array) -> jax.Array:
+    """placed [M, rows], with at most a single 1 per row, times float32 results [rows, N] → float32 [M, N].
+
+    A result that is not finite becomes NaN in its own row only. A plain product would multiply it by zero for
+    the other rows, and make them NaN as well.
+    """
+    finite = jnp.abs(result) <= _LARGEST
+    result = jnp.where(finite, result, 0)
+    lost = jnp.dot(placed, jnp.where(finite, 0, 1).astype(placed.dtype), preferred_element_type=jnp.float32)
     if placed.dtype == jnp.float32:
-        return jnp.dot(
+        total = jnp.dot(
             placed, result, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST
         )
-    # Two bfloat16 numbers hold 16 bits of a result, far more than the sum keeps in the end.
-    high = result.astype(jnp.bfloat16)
-    low = (result - high.astype(jnp.float32)).astype(jnp.bfloat16)
-    high_product, low_product = (
-        jnp.dot(placed, part, preferred_element_type=jnp.float32) for part in (high, low)
-    )
-    return high_product + low_product
+    else:
+        # Two bfloat16 numbers hold 16 bits of a result, more than the final bfloat16 result keeps.
+        high = result.astype(jnp.bfloat16)
+        low = (result - high.astype(jnp.float32)).astype(jnp.bfloat16)
+        high_product, low_product = (
+            jnp.dot(placed, part, preferred_element_type=jnp.float32) for part in (high, low)
+        )
+        total = high_product + low_product
+    return jnp.where(lost > 0, jnp.nan, total)
 
 
-def _lanes(chunk: Any, blocks: int, result: jax.Array) -> Any:
-    """Where a chunk's result stands among those of the chunks of `blocks` lane blocks each."""
-    first = chunk * blocks * LANES
+def _lanes(number: Index, blocks: int, result: jax.Array) -> pl.Slice:
+    """The lanes of the result of chunk `number`, where every chunk has `blocks` lane blocks."""
+    first = number * blocks * LANES
     return pl.ds(first if isinstance(first, int) else pl.multiple_of(first, LANES), result.shape[1])
 
 

@@ -1,9 +1,9 @@
-"""A TPU kernel's weights on their way from HBM to the matrix unit: chunks, buffers, reading ahead."""
+"""How a TPU kernel streams weights from HBM to the matrix unit: chunks, buffers and prefetching."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,62 +11,72 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.expert_matmul.decoding import narrow_product, wide_product
-from pallas_kernels.mxfp4.tiled import LANES, Form, TiledWeights
+from pallas_kernels.mxfp4.tiled import LANES, CodeFormat, TiledWeights
+from pallas_kernels.platform import Interpret
+from pallas_kernels.types import Copy, Index
 
 
-class Map(NamedTuple):
-    """What the bodies need to know of a map, all of it static."""
+class Projection(NamedTuple):
+    """The static facts about a projection, known when the kernel is traced."""
 
     inputs: int
-    form: Form
+    form: CodeFormat
     wide: bool
     lane_blocks: int
     blocks: int
-    """Lane blocks of a chunk; the last chunk may have fewer."""
+    """Lane blocks per chunk; the last chunk may have fewer."""
     interpret: bool
 
     @classmethod
-    def of(cls, weights: TiledWeights, blocks: int, interpret: Any) -> Map:
-        """Reads it off the weights."""
+    def of(cls, weights: TiledWeights, blocks: int, interpret: Interpret) -> Projection:
+        """The projection of these weights, read in chunks of `blocks` lane blocks."""
         return cls(
             weights.inputs, weights.form, weights.wide, weights.codes.shape[1], blocks, bool(interpret)
         )
 
     @property
     def chunks(self) -> int:
-        """Chunks of one expert."""
+        """The number of chunks per expert."""
         return pl.cdiv(self.lane_blocks, self.blocks)
 
     def blocks_of(self, chunk: int) -> int:
-        """Lane blocks of a chunk."""
+        """The number of lane blocks in a chunk."""
         return min(self.blocks, self.lane_blocks - chunk * self.blocks)
 
-    def product(self, x: Any, block: Block, keep: Any = None) -> jax.Array:
-        """x [M, K'] times some lane blocks: float32 [M, 128·n], multipliers and bias applied."""
+    def product(self, x: jax.Array | jax.Ref, chunk: Chunk, keep: jax.Ref | None = None) -> jax.Array:
+        """x [M, ≥ K'] times a chunk of n lane blocks, with the bias added → float32 [M, 128·n].
+
+        keep [K', 128·n] of `WEIGHT_DTYPE`: receives the decoded weights if their scales are narrow; None: the
+        decoded weights are not kept.
+        """
         if self.wide:
-            result = wide_product(x, block.codes, block.scales, inputs=self.inputs, form=self.form)
+            result = wide_product(x, chunk.codes, chunk.scales, inputs=self.inputs, form=self.form)
         else:
             result = narrow_product(
                 x,
-                block.codes,
-                block.scales,
+                chunk.codes,
+                chunk.scales,
                 inputs=self.inputs,
                 form=self.form,
                 interpret=self.interpret,
                 keep=keep,
             )
-        return block.finished(result)
+        return chunk.finished(result)
 
 
-class Block(NamedTuple):
-    """References to some lane blocks of a tiled map."""
+class Chunk(NamedTuple):
+    """References to n lane blocks of a tiled projection of one expert, in VMEM.
 
-    codes: Any
-    scales: Any
-    columns: Any
+    codes int32 [n, K'/8, 128], scales int32 [n, R, 128], columns float32 [n, 2, 128], as in `TiledWeights`.
+    The same type, with more leading axes, also holds the weights in HBM and the buffers of all chunks.
+    """
+
+    codes: jax.Ref
+    scales: jax.Ref
+    columns: jax.Ref
 
     def finished(self, result: jax.Array) -> jax.Array:
-        """result · multiplier + bias, column by column."""
+        """Multiplies each column of result [M, 128·n] by its multiplier and adds its bias."""
         parts = []
         for block in range(self.columns.shape[0]):
             lanes = result[:, block * LANES : (block + 1) * LANES]
@@ -74,51 +84,55 @@ class Block(NamedTuple):
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
-class Stream(NamedTuple):
-    """A map's weights on their way from HBM, two experts' worth of buffers."""
+class WeightStream(NamedTuple):
+    """Streams a projection's weights from HBM through buffers for two experts.
 
-    linear: Map
-    source: Block
-    buffers: Block
-    arrived: Any
+    source: the weights in HBM, [E, C, …]. buffers: in VMEM, [2, chunks, blocks, …]. arrived: DMA semaphores
+    [2, chunks], one for each chunk.
+    """
 
-    def start(self, expert: Any, slot: Any) -> None:
-        """Starts reading all chunks of an expert into the buffers of `slot`."""
-        for chunk in range(self.linear.chunks):
+    projection: Projection
+    source: Chunk
+    buffers: Chunk
+    arrived: jax.Ref
+
+    def start(self, expert: Index, slot: Index) -> None:
+        """Starts reading all chunks of an expert into the buffers of `slot`, 0 or 1."""
+        for chunk in range(self.projection.chunks):
             for copy in self._copies(expert, slot, chunk, chunk):
                 copy.start()
 
-    def each_chunk(self, slot: Any, compute: Callable[[Any, Block], None]) -> None:
-        """Calls `compute(chunk, its lane blocks)` for every chunk in turn, once it has arrived."""
-        last = self.linear.chunks - 1
+    def each_chunk(self, slot: Index, compute: Callable[[Index, Chunk], None]) -> None:
+        """Calls `compute(number, chunk)` for each chunk in order, as soon as it has arrived."""
+        last = self.projection.chunks - 1
         if last == 0:
             self._wait(slot, 0, 0)
-            compute(0, self._block(slot, 0))
+            compute(0, self._chunk(slot, 0))
             return
 
-        def one(chunk: Any, carry: None) -> None:
-            # A chunk that is not full is computed like the others; nobody reads what lies beyond its end.
-            if self.linear.blocks_of(last) == self.linear.blocks:
+        def one(chunk: jax.Array, carry: None) -> None:
+            # A partial chunk is computed like a full one; the results beyond its end are never read.
+            if self.projection.blocks_of(last) == self.projection.blocks:
                 self._wait(slot, chunk, 0)
             else:
                 pl.when(chunk < last)(lambda: self._wait(slot, chunk, 0))
                 pl.when(chunk == last)(lambda: self._wait(slot, chunk, last))
-            compute(chunk, self._block(slot, chunk))
+            compute(chunk, self._chunk(slot, chunk))
             return carry
 
         jax.lax.fori_loop(0, last + 1, one, None)
 
-    def _block(self, slot: Any, chunk: Any) -> Block:
-        return Block(*(buffer.at[slot, chunk] for buffer in self.buffers))
+    def _chunk(self, slot: Index, chunk: Index) -> Chunk:
+        return Chunk(*(buffer.at[slot, chunk] for buffer in self.buffers))
 
-    def _wait(self, slot: Any, chunk: Any, like: int) -> None:
+    def _wait(self, slot: Index, chunk: Index, like: int) -> None:
         for copy in self._copies(0, slot, chunk, like):
             copy.wait()
 
-    def _copies(self, expert: Any, slot: Any, chunk: Any, like: int) -> list[Any]:
-        """The copies of a chunk that is as large as the chunk `like`."""
-        size = self.linear.blocks_of(like)
-        where = pl.ds(chunk * self.linear.blocks, size)
+    def _copies(self, expert: Index, slot: Index, chunk: Index, like: int) -> list[Copy]:
+        """The copies of a chunk that has as many lane blocks as the chunk `like`."""
+        size = self.projection.blocks_of(like)
+        where = pl.ds(chunk * self.projection.blocks, size)
         return [
             pltpu.make_async_copy(
                 source.at[expert, where], buffer.at[slot, chunk, :size], self.arrived.at[slot, chunk]
@@ -127,38 +141,52 @@ class Stream(NamedTuple):
         ]
 
 
-def streams_of(refs: Sequence[Any], scratch: Sequence[Any], maps: tuple[Map, Map]) -> tuple[Stream, Stream]:
-    """The streams of both maps: `refs` are arrays in HBM, `scratch` buffers and semaphores, map by map."""
-    first, second = maps
+Streams = tuple[WeightStream, WeightStream]
+"""The streams of gate and up, and of down."""
+
+
+def streams_of(
+    weights: Sequence[jax.Ref], scratch: Sequence[jax.Ref], projections: tuple[Projection, Projection]
+) -> Streams:
+    """The streams of both projections.
+
+    weights: codes, scales and columns in HBM, of gate and up, then of down. scratch: three buffers in VMEM
+    and the semaphores, of gate and up, then of down.
+    """
+    first, second = projections
     return (
-        Stream(first, Block(*refs[:3]), Block(*scratch[:3]), scratch[3]),
-        Stream(second, Block(*refs[3:]), Block(*scratch[4:7]), scratch[7]),
+        WeightStream(first, Chunk(*weights[:3]), Chunk(*scratch[:3]), scratch[3]),
+        WeightStream(second, Chunk(*weights[3:]), Chunk(*scratch[4:7]), scratch[7]),
     )
 
 
 class Tile(NamedTuple):
-    """The tile that a grid step works on."""
+    """The tile of a grid step. exists: bool [], False past the last tile; the others are int32 []."""
 
-    exists: Any
-    expert: Any
-    count: Any
-    """How many of its rows are real."""
-    slot: Any
-    """Where its weights arrive."""
+    exists: jax.Array
+    expert: jax.Array
+    rows: jax.Array
+    """How many of its rows are real; they come first."""
+    slot: jax.Array
+    """Which of the two buffers, 0 or 1, holds its weights."""
 
 
 def tile_and_read_ahead(
-    num_tiles: Any, tile_experts: Any, tile_counts: Any, streams: tuple[Stream, Stream]
+    num_tiles: jax.Ref, tile_experts: jax.Ref, tile_counts: jax.Ref, streams: Streams
 ) -> Tile:
-    """This step's tile; starts reading the next step's weights, and at the first step its own too."""
+    """Returns this step's tile, and starts reading the next step's weights; the first step also reads its
+    own.
+
+    In scalar memory: num_tiles int32 [1]; tile_experts and tile_counts int32 [tiles], as in a `Schedule`.
+    """
     core, step, cores = pl.program_id(0), pl.program_id(1), pl.num_programs(0)
     slot = jax.lax.rem(step, 2)
 
-    def tile_of(step: Any) -> tuple[Any, Any]:
+    def tile_of(step: jax.Array) -> tuple[jax.Array, jax.Array]:
         tile = step * cores + core
         return tile < num_tiles[0], jnp.minimum(tile, tile_experts.shape[0] - 1)
 
-    def start(step: Any, slot: Any) -> None:
+    def start(step: jax.Array, slot: jax.Array) -> None:
         for stream in streams:
             stream.start(tile_experts[tile_of(step)[1]], slot)
 

@@ -1,37 +1,34 @@
-"""What an operation tells the inspector about itself: `<operation>/cases.py` has `cases(chip) -> list[Case]`.
-
-This module imports nothing of the inspector and not libtpu, so that `cases.py` files are cheap to import.
-"""
+"""A case of the inspector: a kernel at a real shape. `cases/` has the cases of each operation."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 Model = Literal["20b", "120b"]
 
 STEP_BATCHES = (1, 8, 64)
-"""Sequences in the decode steps that the inspector adds up."""
+"""Sequences in the decode steps that the inspector sums."""
 STEP_CONTEXT = 8192
-"""Keys that every sequence of such a step has behind it."""
+"""Keys of each sequence in such a step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a kernel: `fn(*args)` is compiled, `scalars` decide what it executes.
+    """One call of a kernel: `fn(*args)` is compiled, and `scalars` determine what it executes.
 
-    args: `jax.ShapeDtypeStruct`s, in whatever pytrees `fn` takes.
+    args: the arguments of `fn`, pytrees with `jax.ShapeDtypeStruct`s as leaves.
     scalars: the values of the compiled call's first operands, in order: grid sizes that are not constants,
-    then prefetched arrays. They stand for what other code computes on the device; `args` gives only their
-    shapes.
+    then
+        prefetched arrays. Other code computes them on the device; `args` has only their shapes.
     """
 
-    fn: Callable[..., Any]
-    args: Sequence[Any]
+    fn: Callable[..., object]
+    args: Sequence[object]
     scalars: Sequence[np.ndarray | int]
 
 
@@ -39,14 +36,14 @@ class Call:
 class Case:
     """One kernel at one real shape.
 
-    operation, name: what `--kernel` finds it by and how it is listed, e.g. "expert_matmul", "decode 16 a
-    group". kernel: the `name=` of its `pallas_call`. build: makes the call; runs only for the cases that
-    are asked for. grid_steps: steps of the grid in that call, whose overhead and body the count is divided
-    by. floor_bytes: bytes that must move at least (packed weights of chosen experts, keys and values of the
-    context). flops: useful floating point operations of the call (2 a multiply-add; padding does not
-    count). weights: weights that the call reads (0 where that is no question). step_calls: how often a
-    decode step of `model` with `batch` sequences and `STEP_CONTEXT` keys calls it; 0 for a case that only
-    shows the kernel.
+    operation, name: the case's name in tables and for `--kernel`, for example "expert_matmul" and "decode
+    step". model: the model whose shape it has. kernel: the `name=` of the `pallas_call`. build: makes the
+    call; it runs only for selected cases. grid_steps: steps of the call's grid, by which the counts are
+    divided. floor_bytes: the bytes that must move at least: packed weights of chosen experts, keys and values
+    of the context. flops: useful floating point operations of the call, 2 per multiply-add, without padding.
+    weights: weights that the call reads; 0 for kernels without weights. batch, step_calls: a decode step of
+    `model` with `batch` sequences of `STEP_CONTEXT` keys calls the kernel
+        `step_calls` times; 0 if the case belongs to no decode step.
     """
 
     operation: str
@@ -63,7 +60,7 @@ class Case:
 
 
 def uniform_routing(tokens: int, num_experts: int, experts_per_token: int) -> np.ndarray:
-    """A typical routing, int32 [T, A]: random, with as many experts active as uniform routing expects.
+    """A typical route, int32 [T, A]: random, with as many active experts as uniform routing has on average.
 
     The expected number is E · (1 − (1 − A/E)^T), rounded; the same arguments give the same routing.
     """

@@ -1,4 +1,4 @@
-"""The TPU generations in numbers, and their topologies for ahead-of-time compilation."""
+"""Figures of the TPU generations, and their topologies for ahead-of-time compilation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class ChipFacts:
     """One TensorCore of a generation. Bandwidth in bytes/s, clock in Hz, matrix rate in bf16 FLOP/s, sizes
     in bytes.
 
-    Memory, bandwidth, matrix units and rates are those of jax's own TPU tables (`jax.experimental.pallas.tpu.
-    get_tpu_info_for_chip`). The clock is published for no generation. For v5e and v5p it is the matrix rate
-    ÷ (2 × units × size²); for v6e and 7x, where that gives twice what a vector unit can run at (each unit
-    finishes two results a cycle), it is the clock that fits the compiler's own cycle estimates.
+    Memory, bandwidth, matrix units and rates are from jax's own TPU tables (`jax.experimental.pallas.tpu.
+    get_tpu_info_for_chip`). No clock is published. For v5e and v5p it is derived: matrix rate ÷ (2 × units ×
+    size²). For v6e and 7x that would be twice the possible clock of a vector unit (each matrix unit finishes
+    two results per cycle), so theirs is the clock that fits the compiler's own cycle estimates.
 
-    `delay_slots`: cycles behind a branch that are executed whether or not it is taken, as the compiler
-    fills them. `cores_per_device`: TensorCores that jax presents as one device, which run one program
-    together: v5p has two (its grid is split only along dimensions that are declared parallel and have a
-    constant size), the two cores of a 7x chip are two devices.
+    delay_slots: cycles after a branch that execute whether or not it is taken. cores_per_device: TensorCores
+    that jax presents as one device and that run one program together. v5p has two; its grid is split only
+    along dimensions that are declared parallel and have a constant size. The two cores of a 7x chip are two
+    devices.
     """
 
     name: Chip
@@ -39,17 +39,17 @@ class ChipFacts:
 
     @property
     def device_bytes_per_cycle(self) -> float:
-        """Bytes that the HBM of one device delivers in one cycle of its cores' clock."""
+        """Bytes per clock cycle from the HBM of one device."""
         return self.bytes_per_cycle * self.cores_per_device
 
     @property
     def bytes_per_cycle(self) -> float:
-        """Bytes that the HBM of one TensorCore delivers in one cycle of its clock."""
+        """Bytes per clock cycle from the HBM of one TensorCore."""
         return self.bandwidth / self.clock
 
     @property
     def flops_per_cycle(self) -> float:
-        """bf16 floating point operations of all matrix units of one TensorCore in one cycle of its clock."""
+        """bfloat16 operations per clock cycle of all matrix units of one TensorCore."""
         return self.matrix_rate / self.clock
 
 
@@ -64,7 +64,7 @@ FACTS: dict[Chip, ChipFacts] = {
 
 
 def facts(chip: str) -> ChipFacts:
-    """The facts of a chip; ValueError, in one line, for a name that is not one of `platform.CHIPS`."""
+    """The facts of a chip. Raises ValueError if `chip` is not one of `platform.CHIPS`."""
     if chip not in FACTS:
         raise ValueError(f"chip is {chip!r}: it must be one of {', '.join(CHIPS)}")
     return FACTS[chip]  # type: ignore[index]
@@ -72,8 +72,7 @@ def facts(chip: str) -> ChipFacts:
 
 @functools.cache
 def one_core(chip: Chip) -> jax.sharding.NamedSharding:
-    """A sharding onto the first TensorCore of a described chip; loads libtpu at the first call of a
-    process."""
+    """A sharding onto the first TensorCore of a described chip. The first call in a process loads libtpu."""
     from jax.experimental import topologies
 
     topology = topologies.get_topology_desc(platform="tpu", topology_name=facts(chip).topology)

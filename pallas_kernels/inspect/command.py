@@ -21,9 +21,9 @@ LABEL = "static count, never run on a TPU"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; the exit status: 0, 1 if some kernel could not be counted, 2 for a wrong call."""
+    """Runs the command. Returns 0, or 1 if a kernel could not be counted, or 2 for a wrong call."""
     options = _parser().parse_args(arguments)
-    jax.config.update("jax_enable_compilation_cache", False)  # a cached program leaves no schedule behind
+    jax.config.update("jax_enable_compilation_cache", False)  # a cached program would write no schedule
     wanted = tuple(CHIPS) if options.chip is None else (options.chip,)
     try:
         for chip in wanted:
@@ -52,16 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.inspect",
-        description="Compiles the kernels for TPUs, which need not be there, and counts what was scheduled.",
+        description="Compile the kernels for TPUs, without a TPU, and count the scheduled cycles.",
     )
-    parser.add_argument("--chip", help=f"one of {', '.join(CHIPS)}; default: each of them")
-    parser.add_argument("--kernel", help="only cases whose operation/model/case contains this, without sums")
+    parser.add_argument("--chip", help=f"one of {', '.join(CHIPS)}; default: all of them")
+    parser.add_argument(
+        "--kernel", help="count only cases whose operation/model/case contains TEXT, and print no sums"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
 
 def _count(chip: Chip, cases: list[Case]) -> Iterator[tuple[Case, Row]]:
-    """The cases that can be counted, with their figures; tells on standard error how far it is."""
+    """Counts the cases and yields those that could be counted.
+
+    Prints progress and errors to standard error.
+    """
     for number, case in enumerate(cases, 1):
         title = f"{chip} {case.operation} {case.model} {case.name}"
         print(f"[{number}/{len(cases)}] {title}", file=sys.stderr, flush=True)

@@ -1,16 +1,16 @@
 """Compiling one kernel for a described TPU and counting what the compiler scheduled.
 
-What a count is: the TPU compiler schedules statically; a TensorCore issues one bundle per cycle, in order.
-So the bundles that a kernel executes are its compute cycles. Which bundles it executes follows from scalar
-code, which `execution` runs with the scalar operands' values (grid size, prefetched schedule): trip counts,
-`pl.when` branches, the pipeline's own code around the body (address computation, starting and awaiting
-DMAs) and the iterations with which it fills and drains are all included. The same code says which DMAs are
-started, so the bytes moved are those of the program, not of a formula.
+What is counted: the TPU compiler schedules statically, and a TensorCore issues one bundle per cycle, in
+order. So the bundles that a kernel executes are its compute cycles. Scalar code decides which bundles run;
+`execution` runs it with the values of the scalar operands (grid size, prefetched schedule). The count
+includes trip counts, `pl.when` branches, the delay slots of branches, and the pipeline's own code: address
+computation, starting and awaiting DMAs, filling and draining. The same code starts the DMAs, so the bytes
+moved are those of the program, not of a formula.
 
-What it is not: a measurement. Not included are waits for DMAs (instead, compute is compared with the time
-that the bytes need at the memory's full bandwidth, and overlaps with it per grid step), the latency of a
-DMA, contention for VMEM, refetching of instructions for programs that do not fit the instruction memory,
-clock changes, and launching the kernel. A branch costs its delay slots, which are counted.
+A count is not a measurement. It does not include waits for DMAs; instead, the compute cycles are compared
+with the time that the bytes need at full bandwidth, and both overlap grid step by grid step. It also does not
+include DMA latency, contention for VMEM, refetching of instructions for programs larger than the instruction
+memory, clock changes, and the launch of the kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -39,7 +38,7 @@ _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    # Any type: libtpu warns if it finds none, and the topologies described here do not depend on it.
+    # libtpu warns if there is none; the described topologies do not depend on its value.
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
 }
 _NO_ESTIMATE = 1 << 60
@@ -47,16 +46,16 @@ _BUNDLES = re.compile(r"^\d+-(.+)-\d+-packed-bundles-post-ra\.txt$")
 
 
 class CountError(RuntimeError):
-    """Counting is impossible here: no libtpu, no such kernel in the program, or the compiler refuses it."""
+    """The kernel cannot be counted: no libtpu, no such kernel in the program, or a compiler error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelCount:
-    """One kernel, compiled for one chip. All cycle figures are static counts, never run on a TPU.
+    """One kernel, compiled for one chip. All cycles are static counts, never measured on a TPU.
 
-    `bundles` is the length of the program, `traces` what one call executes on each core of the device (empty
-    without scalar values), `vmem_bytes` the kernel's own windows and scratch, `other_cycles` the compiler's
-    `estimated_cycles` of the plain operations around the kernel, by name, `text` the dump of the final
+    traces: what one call executes on each core of the device; empty without scalar values. vmem_bytes: the
+    kernel's own windows and scratch. compile_seconds: processor seconds. other_cycles: the compiler's
+    `estimated_cycles` of the plain operations around the kernel, by name. text: the dump of the final
     bundles.
     """
 
@@ -71,12 +70,12 @@ class KernelCount:
 
     @property
     def bundles(self) -> int:
-        """Bundles of the program, each counted once."""
+        """The length of the program in bundles."""
         return len(self.program.bundles)
 
     @property
     def compute_cycles(self) -> int:
-        """Bundles that one call executes, on the core that executes most."""
+        """Bundles that one call executes, on the core that executes the most."""
         return max(trace.bundles for trace in self.traces)
 
     @property
@@ -93,8 +92,8 @@ class KernelCount:
     def cycles(self) -> float:
         """Cycles of one call if each pass of the grid's loop takes the longer of its compute and its DMAs.
 
-        What is outside of the loop, or all of a kernel that has none, computes on what it has fetched,
-        without overlap. Each core is given its share of the device's bandwidth; the slowest core decides.
+        Outside the loop, or in a kernel without one, compute and DMAs do not overlap. Each core has its share
+        of the device's bandwidth, and the slowest core decides.
         """
         rate = chips.facts(self.chip).bytes_per_cycle
 
@@ -123,8 +122,8 @@ class KernelCount:
 
 
 def count(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
+    fn: Callable[..., object],
+    args: Sequence[object],
     chip: Chip,
     kernel: str,
     scalars: Sequence[np.ndarray | int] | None = None,
@@ -132,14 +131,15 @@ def count(
     """Compiles `fn(*args)` for one TensorCore of `chip` and counts the Pallas kernel named `kernel` inside
     it.
 
-    `scalars` are the values of the compiled call's first operands: dynamic grid sizes, then prefetched
-    arrays; give an empty sequence if there are none, None to look at the program only. The function is
-    traced under `platform.using("tpu", chip)`. If a kernel occurs several times in the program, the first
-    is counted.
+    scalars: the values of the compiled call's first operands, which are dynamic grid sizes, then prefetched
+    arrays. An empty sequence if there are none; None inspects the program without executing it. The function
+    is traced under `platform.using("tpu", chip)`. If the program has several kernels with that name, the
+    first one is counted.
 
-    The first call in a process loads libtpu with flags that make it write its schedules down, so the process
-    must not have used libtpu before. Raises CountError if it has, if libtpu is missing, if no kernel has that
-    name, or if the compiler refuses the program; ExecutionError if the scalar values do not suffice.
+    The first call in a process loads libtpu with flags that make it write its schedules to files, so the
+    process must not have used libtpu before. Raises CountError if it has, if libtpu is missing, if no kernel
+    has that name, or if the compiler refuses the program. Raises ExecutionError if the program depends on
+    values that `scalars` does not give.
     """
     folder = _dump_folder()
     for path in glob.glob(os.path.join(glob.escape(folder), "*")):
@@ -149,9 +149,9 @@ def count(
     start = time.monotonic()
     try:
         with using("tpu", chip):
-            lowered = jax.jit(lambda *a: fn(*a)).lower(*placed)  # a new function: nothing comes from caches
+            lowered = jax.jit(lambda *a: fn(*a)).lower(*placed)  # a new function, which no cache knows
         compiled = lowered.compile()
-    except Exception as error:  # Pallas and XLA raise many kinds, all of which mean that there is no program
+    except Exception as error:  # Pallas and XLA raise many types of errors here
         reason = str(error).strip().partition("\n")[0]
         raise CountError(f"{kernel} does not compile for {chip}: {reason}") from error
     seconds = time.monotonic() - start
@@ -170,14 +170,14 @@ def count(
 
 
 def require_compiler() -> None:
-    """CountError, in one line, where libtpu is missing."""
+    """Raises CountError if libtpu is missing."""
     if importlib.util.find_spec("libtpu") is None:
         raise CountError("libtpu, the TPU compiler, is not installed here: pip install libtpu")
 
 
 @functools.cache
 def _dump_folder() -> str:
-    """A new folder that libtpu, once loaded, writes its schedules to; removed when the process ends."""
+    """Makes the folder to which libtpu writes its schedules; it is removed when the process ends."""
     require_compiler()
     folder = tempfile.mkdtemp(prefix="pallas-kernels-inspect-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -188,7 +188,8 @@ def _dump_folder() -> str:
         f"--xla_jf_dump_to={folder}",
         "--xla_jf_dump_llo_text=true",
         "--xla_jf_dump_llo_pass_label_regex=(^original$|packed-bundles-post-ra|pre-delay_hlo)",
-        # A program of one kernel has VMEM to spare, into which XLA would copy weights and caches beforehand.
+        # Without these, XLA would prefetch weights and caches into the VMEM that a program of one kernel
+        # leaves free.
         *(f"--xla_{kind}_max_outstanding_prefetches=0" for kind in ("msa", "vf_vmem", "gf_vmem")),
     )
     os.environ["LIBTPU_INIT_ARGS"] = " ".join(flags).strip()
@@ -196,7 +197,7 @@ def _dump_folder() -> str:
 
 
 def _read(folder: str, kernel: str, kind: str) -> str:
-    """The text of the dump `kind` of the first kernel of that name."""
+    """Reads the dump `kind` of the first kernel with that name."""
     pattern = re.compile(rf"^\d+-{re.escape(kernel)}(\.\w+)*-\d+-{re.escape(kind)}\.txt$")
     names = sorted(os.listdir(folder))
     for name in names:
@@ -205,7 +206,7 @@ def _read(folder: str, kernel: str, kind: str) -> str:
                 return file.read()
     if not names:
         raise CountError(
-            "libtpu wrote no schedules: it had been loaded in this process before, without the flags"
+            "libtpu wrote no schedules: this process had loaded it before, without the flags for that"
         )
     programs = {match[1] for name in names if (match := _BUNDLES.match(name))}
     present = sorted(
@@ -215,9 +216,10 @@ def _read(folder: str, kernel: str, kind: str) -> str:
 
 
 def _other_cycles(text: str) -> dict[str, int]:
-    """The compiler's cycle estimates of the program's outermost instructions; it makes none for kernels.
+    """The compiler's cycle estimates of the program's outermost instructions, except kernels, which have
+    none.
 
-    Bodies of loops and branches are not added up, and instructions that it has no estimate for are left out.
+    Bodies of loops and branches are not summed, and instructions without an estimate are left out.
     """
     entry = text[text.index("\nENTRY ") :].partition("\n}")[0] if "\nENTRY " in text else ""
     found = re.findall(r"%([\w.\-]+) = [^\n]*?\"estimated_cycles\":\"(\d+)\"", entry)

@@ -1,4 +1,4 @@
-"""Reading what libtpu dumps about a kernel: its scheduled bundles, the use of its units, its allocations.
+"""Parses libtpu's dumps of a kernel: its scheduled bundles, the use of its units, its allocations.
 
 A bundle is one very long instruction word; the core issues one per cycle. `*-packed-bundles-post-ra.txt`
 has one line per bundle, empty ones included: an address, a marker where control can arrive, the nesting
@@ -24,14 +24,15 @@ _ALLOCATION = re.compile(r"#allocation(\w+) \[shape = '([^']*)', space=(\w+), si
 
 
 class DumpError(ValueError):
-    """A dump does not read as this module knows dumps to read: libtpu has changed its form, or wrote none."""
+    """A dump cannot be parsed: it is missing, or its form is that of another version of libtpu."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One slot of a bundle. `condition` is the predicate (name, negated) under which it takes effect.
+    """One slot of a bundle. condition: the predicate (name, negated) under which it takes effect; None:
+    always.
 
-    `choice` belongs to the select form `op (p, x), y`: y where the predicate holds, else x.
+    choice: only for the select form `op (p, x), y`, whose value is y if the predicate holds, else x.
     """
 
     result: str | None
@@ -43,7 +44,9 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """One cycle's instructions. `marker` is not empty where control can arrive by a branch."""
+    """The instructions of one cycle. marker: not empty if a branch can
+    lead here. depth: how many loops contain it.
+    """
 
     index: int
     marker: str
@@ -53,7 +56,7 @@ class Bundle:
 
 @dataclasses.dataclass(frozen=True)
 class Utilization:
-    """Units' names, how many operations of each a bundle can hold, and how many each bundle does hold."""
+    """The units' names, the operations that a bundle can hold for each, and those that each bundle holds."""
 
     units: tuple[str, ...]
     capacities: tuple[int, ...]
@@ -61,8 +64,10 @@ class Utilization:
 
 
 def parse_bundles(text: str) -> list[Bundle]:
-    """The bundles of a `*-packed-bundles-post-ra.txt`, in order; DumpError if there are none or one is out of
-    order."""
+    """Parses a `*-packed-bundles-post-ra.txt`.
+
+    Raises DumpError if it has no bundles or they are out of order.
+    """
     bundles: list[Bundle] = []
     for line in _COMMENT.sub(_keep_operand_names, text).splitlines():
         match = _BUNDLE.match(line)
@@ -80,13 +85,13 @@ def parse_bundles(text: str) -> list[Bundle]:
 
 
 def _keep_operand_names(comment: re.Match[str]) -> str:
-    """A comment names an operand (`/*hbm=*/`), or is only for human readers."""
+    """Keeps a comment that names an operand (`/*hbm=*/`) and removes all others."""
     name = _OPERAND_NAME.fullmatch(comment[1])
     return name[1] if name else ""
 
 
 def parse_instruction(text: str) -> Instruction:
-    """One instruction as the dump prints it, comments removed."""
+    """Parses one instruction of the dump, without comments."""
     match = _INSTRUCTION.match(text.strip())
     if match is None:
         raise DumpError(f"cannot read the instruction {text.strip()[:80]!r}")
@@ -106,7 +111,7 @@ def parse_instruction(text: str) -> Instruction:
 
 
 def parse_utilization(text: str) -> Utilization:
-    """A `*-static-per-bundle-utilization.txt`; the header's order of units is kept."""
+    """Parses a `*-static-per-bundle-utilization.txt`; units keep the order of its header."""
     head, separator, body = text.partition("UTILIZATION:")
     lines = [line for line in head.splitlines() if line.strip() and not line.startswith("==")]
     if not separator or len(lines) != 2:
@@ -120,7 +125,6 @@ def parse_utilization(text: str) -> Utilization:
 
 
 def vmem_bytes(text: str) -> int:
-    """Bytes of VMEM that a kernel's own allocations take (windows, scratch), from any LLO dump that lists
-    them."""
+    """Bytes of VMEM of a kernel's own allocations (windows, scratch), from any LLO dump that lists them."""
     sizes = {match[1]: int(match[4], 16) for match in _ALLOCATION.finditer(text) if match[3] == "vmem"}
     return sum(sizes.values())

@@ -1,10 +1,9 @@
-"""Executing the scalar part of a kernel's bundles: which blocks run, how often, and what its DMAs move.
+"""Executes the scalar part of a kernel's bundles: which blocks run, how often, and what its DMAs move.
 
-Control flow on a TensorCore is scalar code, and so are the addresses and predicates of DMAs. Given the
-values of the kernel's scalar operands (grid size, prefetched schedules), this module runs that code bundle
-by bundle and leaves the vector instructions out. What comes back is exact for those values: loop trip
-counts, `pl.when` branches, blocks that the pipeline does not fetch again because their index did not
-change.
+Control flow on a TensorCore is scalar code, and so are the addresses and predicates of DMAs. This module runs
+that code bundle by bundle with the values of the kernel's scalar operands (grid size, prefetched schedules),
+and skips the vector instructions. The result is exact for those values: loop trip counts, `pl.when` branches,
+and blocks that the pipeline does not fetch again because their index did not change.
 """
 
 from __future__ import annotations
@@ -22,30 +21,35 @@ from pallas_kernels.inspect.dump import Bundle, Instruction
 from pallas_kernels.inspect.program import Program, branch
 
 GRANULE = 32
-"""Bytes of the unit in which DMA sizes are given."""
+"""Bytes per unit of a DMA's size."""
 
 _BUNDLE_LIMIT = 2_000_000_000
 _ADDRESS = re.compile(r"^\[smem:\[(.*?)\](?:\s*sm:\$\w+)?\]\s*(.*)$")
 _ANNOTATION = re.compile(r"^(?:\w+=)?(?:\[resolvable:\$\w+\]\s*)?")
 _ALLOCATION = re.compile(r"#allocation(\w+)")
-_CORE_NUMBER = "0"  # the allocation from which a program reads the number of its core
+_CORE_NUMBER = "0"  # the allocation from which a program reads its core's number
 _WORDS_APART = 1 << 22
 _SPILLS = 1 << 40
-_OUTPUTS = 1000  # outputs are counted from here on
+_OUTPUTS = 1000  # the first number of an output
 
 Value = int | None
-"""A scalar register's value; None where it came out of a vector unit or from memory that nothing
-described."""
+"""A scalar register's value.
+
+None: unknown, because it came from a vector unit or from memory without known values.
+"""
 
 
 class ExecutionError(ValueError):
-    """The scalar code needs a value that is not known here, or never ends."""
+    """The scalar code needs a value that is unknown here, or does not end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """One pass of the grid's loop: bundles executed, how many of them empty, units' use, bytes that its DMAs
-    read from and write to HBM."""
+    """One pass of the grid's loop.
+
+    bundles: bundles executed. empty: how many of them hold no instruction. use: operations of each unit.
+    read, written: bytes that DMAs read from and write to HBM.
+    """
 
     bundles: int
     empty: int
@@ -63,9 +67,9 @@ class Iteration:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A whole call of a kernel: before the grid's loop, each pass of it, after it.
+    """A whole call of a kernel: before the grid's loop, each pass of the loop, and after it.
 
-    A kernel without any loop (`looped` is False) counts as one pass.
+    looped: False for a kernel without a loop, which counts as one pass.
     """
 
     before: Iteration
@@ -75,46 +79,47 @@ class Trace:
 
     @property
     def parts(self) -> tuple[Iteration, ...]:
-        """All of it, in order."""
+        """All parts, in order."""
         return self.before, *self.iterations, self.after
 
     @property
     def bundles(self) -> int:
-        """All bundles executed."""
+        """The number of executed bundles."""
         return sum(part.bundles for part in self.parts)
 
     @property
     def empty(self) -> int:
-        """Those of them that hold no instruction: the core waits for results."""
+        """The number of executed bundles without instructions, in which the core waits for results."""
         return sum(part.empty for part in self.parts)
 
     @property
     def read(self) -> int:
-        """All bytes that DMAs read from HBM."""
+        """Bytes that DMAs read from HBM."""
         return sum(part.read for part in self.parts)
 
     @property
     def written(self) -> int:
-        """All bytes that DMAs write to HBM."""
+        """Bytes that DMAs write to HBM."""
         return sum(part.written for part in self.parts)
 
 
 def execute(
     program: Program, operands: Mapping[int, np.ndarray | int], core: int = 0, limit: int = _BUNDLE_LIMIT
 ) -> Trace:
-    """Runs a kernel once, on one of the cores that share the program. `operands` maps the position of each
-    scalar operand of the compiled call to its value.
+    """Runs a kernel once, on one of the cores that share the program.
 
-    Positions count as the compiled call does: first the grid sizes that are not constants, then the
-    prefetched arrays, then everything else, which needs no values. Raises ExecutionError where control flow
-    or a DMA depends on something else than these values, or after `limit` bundles.
+    operands: the value of each scalar operand, by its position in the compiled call: first the grid sizes
+    that are not constants, then the prefetched arrays; other operands need no values. core: the number of the
+    core. Raises ExecutionError if control flow or a DMA depends on any other value, or after `limit` bundles.
     """
     return _Machine(program, operands, core).run(limit)
 
 
 class _Code(NamedTuple):
-    """What has to be executed of a bundle: its branch, and groups of instructions that read before they
-    write."""
+    """The scalar code of a bundle: its branch, and groups of instructions.
+
+    A group reads all before it writes.
+    """
 
     bundle: int
     branch: Instruction | None
@@ -160,11 +165,11 @@ class _Counter:
 
 
 class _Machine:
-    """Scalar registers, predicates and SMEM. Names of registers are the compiler's: `s1815_s9` is value
-    1815 in s9.
+    """Scalar registers, predicates and SMEM. Registers have the compiler's names: `s1815_s9` is value 1815 in
+    s9.
 
-    A value is read by its full name, so that nothing depends on latencies; where paths of control join
-    (`sphi`), the physical register tells which of the values arrived.
+    A value is read by its full name, so nothing depends on latencies. Where paths of control join (`sphi`),
+    the value is that of the physical register.
     """
 
     def __init__(self, program: Program, operands: Mapping[int, np.ndarray | int], core: int):
@@ -232,7 +237,7 @@ class _Machine:
         return max(outer, key=lambda loop: blocks[loop[1]].stop - blocks[loop[0]].start, default=None)
 
     def _execute(self, block: int) -> bool:
-        """Executes a block; whether its branch is taken."""
+        """Executes a block. Returns True if its branch is taken."""
         taken = False
         for code in self.code[block]:
             if code.branch is not None:
@@ -252,7 +257,7 @@ class _Machine:
             return True
         value = self._register(condition[0])
         if value is None:
-            raise ExecutionError(f"bundle {index:#x} decides by a value that only the device knows")
+            raise ExecutionError(f"bundle {index:#x} branches on a value that is known only on the device")
         return bool(value) != condition[1]
 
     def _register(self, name: str) -> Value:
@@ -280,7 +285,10 @@ class _Machine:
         return [_place(match[1]) if match else self._operand(term) for term, match in found]
 
     def _evaluate(self, instruction: Instruction, index: int) -> tuple[str, Value] | None:
-        """What an instruction writes, as (register, value), or None; effects on memory happen here."""
+        """Runs an instruction and its effects on memory.
+
+        Returns the (register, value) that it writes, or None.
+        """
         opcode = instruction.opcode
         effect = opcode == "sst" or opcode.startswith("dma.")
         if instruction.condition is not None:
@@ -333,7 +341,7 @@ class _Machine:
     def _store(self, instruction: Instruction, index: int) -> None:
         found = _ADDRESS.match(instruction.operands[0])
         if found is None:
-            raise ExecutionError(f"bundle {index:#x} stores in a way that is not understood")
+            raise ExecutionError(f"bundle {index:#x} has an unknown kind of store")
         place = self._address(found[1])
         if place is None:
             self._forget(self._terms(found[1]))
@@ -341,8 +349,9 @@ class _Machine:
             self.memory[place] = self._operand(found[2] or instruction.operands[-1])
 
     def _forget(self, terms: list[Value]) -> None:
-        """After a store somewhere: nothing is known of the allocation it hits, or of any but spilled
-        registers."""
+        """Forgets values after a store: those of its allocation, or if that
+        is unknown, all but spilled registers.
+        """
         known = [term // _WORDS_APART for term in terms if term is not None and term >= _WORDS_APART]
         for place in self.memory:
             allocation = place // _WORDS_APART
@@ -357,19 +366,17 @@ class _Machine:
         else:
             source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
         if not source or not destination:
-            raise ExecutionError(
-                f"bundle {index:#x} moves memory in a way that is not known: {instruction.opcode}"
-            )
+            raise ExecutionError(f"bundle {index:#x} has an unknown kind of DMA: {instruction.opcode}")
         size = self._operand(named.get("size_in_granules", ""))
         if size is None:
-            raise ExecutionError(f"bundle {index:#x} moves an amount of memory that only the device knows")
+            raise ExecutionError(f"bundle {index:#x} has a DMA whose size is known only on the device")
         self.counter.read += GRANULE * size if source == "hbm" else 0
         self.counter.written += GRANULE * size if destination == "hbm" else 0
         if destination == "smem":
             self._copy_to_smem(named.get(source, ""), named["smem"], size)
 
     def _copy_to_smem(self, source: str, destination: str, size: int) -> None:
-        """Copies a prefetched operand; memory whose values nobody gave becomes unknown."""
+        """Copies a prefetched operand; memory without given values becomes unknown."""
         start, place = self._operand(source), self._operand(destination)
         position = None if start is None else self.arrays.get(start)
         if place is None:
@@ -383,7 +390,7 @@ class _Machine:
 
 @functools.cache
 def _parsed(text: str) -> tuple[str, str]:
-    """What an operand is: a register, a negated predicate, a number, an address; and its name or value."""
+    """The kind of an operand (register, negated predicate, number or address), and its name or value."""
     text = _ANNOTATION.sub("", text)
     if text.startswith("%"):
         return "register", text[1:].split(" ")[0]
@@ -398,8 +405,10 @@ def _parsed(text: str) -> tuple[str, str]:
 
 
 def _place(allocation: str) -> int:
-    """An address for an allocation, far from every other's: `7`, or `25_spill`, where the compiler keeps a
-    register."""
+    """The address of an allocation, far from all others.
+
+    `7` is an ordinary one; `25_spill` holds a register.
+    """
     number, _, kind = allocation.partition("_")
     return (1 + int(number)) * _WORDS_APART + (_SPILLS if kind else 0)
 
@@ -409,7 +418,7 @@ def _signed(value: int) -> int:
 
 
 def _compute(opcode: str, values: list[Value]) -> Value:
-    """The result of a scalar instruction without memory; None if it is not known or an operand is not."""
+    """The result of a scalar instruction without memory access; None if it or an operand is unknown."""
     parts = opcode.split(".")
     name = parts[0]
     if name in ("por", "pand", "pnand", "pnor"):
@@ -460,7 +469,7 @@ def _compute(opcode: str, values: list[Value]) -> Value:
 
 
 def _logical(name: str, values: list[Value]) -> Value:
-    """Conjunctions and disjunctions, which one known operand can decide."""
+    """Evaluates conjunctions and disjunctions, which a single known operand can decide."""
     deciding = 1 if name in ("por", "pnor") else 0
     if any(value is not None and bool(value) == bool(deciding) for value in values):
         result = deciding

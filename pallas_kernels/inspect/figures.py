@@ -1,4 +1,4 @@
-"""From counts to figures: one row per kernel and shape, and the sum of a whole decode step."""
+"""Figures from counts: one row per kernel and shape, and the sum of a whole decode step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pallas_kernels.platform import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The figures of one case on one chip. Cycles are static counts, never run on a TPU.
+    """The figures of one case on one chip. Cycles are static counts, never measured on a TPU.
 
-    bundles_per_step, bytes_per_step: of one call, its filling and draining included, ÷ its grid steps.
-    compute_over_memory: bundles ÷ cycles that the moved bytes need at full bandwidth; at most 1 is
-    memory-bound. bandwidth_fraction: min(1, memory ÷ compute). overlapped_fraction: memory cycles ÷ cycles
-    when compute and DMAs overlap grid step by grid step, no further: the smaller of the two is what to
-    expect at best. bytes_over_floor: bytes moved ÷ bytes that must move. matrix_fraction: useful operations
-    ÷ what the matrix units could do in the call's cycles. use: each unit's operations ÷ its capacity during
-    the bundles.
+    bundles_per_step, bytes_per_step: those of a call, filling and draining included, ÷ its grid steps.
+    compute_over_memory: bundles ÷ the cycles that the moved bytes need at full bandwidth; at most 1 is
+    memory-bound. bandwidth_fraction: min(1, memory ÷ compute). overlapped_fraction: memory cycles ÷ cycles if
+    compute and DMAs overlap only within a grid step. Expect at best the
+        smaller one of these two fractions.
+    bytes_over_floor: bytes moved ÷ bytes that must move.
+    matrix_fraction: useful operations ÷ the capacity of the matrix units during the call.
+    use: each unit's operations ÷ its capacity during the executed bundles.
     """
 
     chip: Chip
@@ -50,7 +51,9 @@ class Row:
 
 
 def row(chip: Chip, case: Case, count: KernelCount) -> Row:
-    """The figures of a counted case; CountError if it executed fewer grid steps than it says it has."""
+    """The figures of a counted case. Raises CountError if it executed fewer grid steps than
+    `case.grid_steps`.
+    """
     executed = sum(len(trace.iterations) for trace in count.traces)
     if executed < case.grid_steps:
         raise CountError(
@@ -88,7 +91,7 @@ def row(chip: Chip, case: Case, count: KernelCount) -> Row:
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """The published sizes of a model, as far as its plain matmuls need them (D, H·h, K·h, E, V)."""
+    """The published sizes of a model that its plain matmuls depend on (D, H·h, K·h, E, V)."""
 
     layers: int
     experts: int
@@ -100,7 +103,7 @@ class _Sizes:
 
     @property
     def plain_weights(self) -> int:
-        """Weights outside the experts that a decode step reads: attention's two maps, router, unembedding."""
+        """Weights outside the experts that a decode step reads: attention, router and unembedding."""
         attention = self.hidden * (2 * self.queries + 2 * self.keys)
         return self.layers * (attention + self.hidden * self.experts) + self.hidden * self.vocabulary
 
@@ -111,7 +114,10 @@ class _Sizes:
         return experts * 17 // 32 + 2 * (self.plain_weights + self.hidden * self.vocabulary)
 
     def cache_bytes(self, batch: int, context: int) -> int:
-        """Keys and values of `batch` sequences in bf16; every second layer keeps the window only."""
+        """Bytes of keys and values of `batch` sequences in bfloat16.
+
+        Every second layer keeps only the window.
+        """
         rows = self.layers // 2 * (context + self.window)
         return batch * rows * 2 * self.keys * 2
 
@@ -120,18 +126,20 @@ SIZES: dict[Model, _Sizes] = {"20b": _Sizes(24, 32), "120b": _Sizes(36, 128)}
 _NEEDED = ("expert_matmul", "attention", "routing")
 _COUNTS_SOLD = (1, 2, 4, 8, 16)
 _USABLE = 0.95
-"""Of a device's memory, for weights and cache; the rest is the runtime's, or holds activations."""
+"""The fraction of a device's memory for weights and cache; the rest is for the runtime and activations."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A decode step of a model with `batch` sequences of `context` keys: what its parts sum to.
+    """A decode step of a model with `batch` sequences of `context` keys, as the sum of its parts.
 
-    parts: microseconds of each kernel (all its calls); of the `others` around them, plain operations, by the
-    compiler's own estimate; and of the plain `matmuls` (their weights' bytes at full bandwidth, an
-    assumption). missing: operations without cases, which the sum therefore lacks. devices: how many hold
-    weights and cache. milliseconds: the sum on one device, whether or not it could hold the model; divided
-    evenly among `devices`, at best and without any communication, `best_milliseconds`.
+    parts: microseconds of all calls of each kernel; of `others`, the plain operations around them, by the
+    compiler's
+        estimate; and of `matmuls`, the plain ones, assuming their weights are read at full bandwidth.
+    missing: operations without cases, which the sum does not include.
+    devices: how many devices the weights and the cache need.
+    milliseconds: the sum on one device, even if it cannot hold the model.
+    best_milliseconds: the sum divided by `devices`, without any communication.
     """
 
     chip: Chip

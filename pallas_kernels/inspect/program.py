@@ -1,4 +1,4 @@
-"""A kernel's bundles as basic blocks, with where each block's control flow can go and which loop holds it."""
+"""Splits a kernel's bundles into basic blocks, with their branches and loops."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _TARGET = re.compile(r"^target bundleno = (\d+)\b")
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A run of bundles that is always executed whole: first and one past the last, and its units' use.
+    """A basic block: the bundles from `start` up to but not including `stop`, and the use of its units.
 
-    `empty`: how many of its bundles hold no instruction, cycles in which the core waits for results.
+    empty: how many of its bundles hold no instruction; in these the core waits for results.
     """
 
     number: int
@@ -25,17 +25,17 @@ class Block:
     empty: int
     use: tuple[int, ...]
     target: int | None
-    """Number of the block that the branch at the block's end goes to if it is taken; None: no branch."""
+    """The block to which the branch at the end leads; None: there is no branch."""
 
     @property
     def size(self) -> int:
-        """Bundles, that is, cycles where nothing waits."""
+        """The number of bundles."""
         return self.stop - self.start
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The bundles of one kernel, cut into blocks."""
+    """The bundles of one kernel, split into blocks."""
 
     bundles: tuple[Bundle, ...]
     blocks: tuple[Block, ...]
@@ -43,8 +43,9 @@ class Program:
     capacities: tuple[int, ...]
 
     def loops(self) -> list[tuple[int, int]]:
-        """Every loop as (number of its first block, number of the block that branches back), in program
-        order."""
+        """Every loop, in program order, as (number of its first block,
+        number of the block that branches back).
+        """
         return sorted(
             (block.target, block.number)
             for block in self.blocks
@@ -52,7 +53,7 @@ class Program:
         )
 
     def outline(self) -> str:
-        """The blocks as text: place, size, units' use, and where branches lead, indented by loop depth."""
+        """The blocks as text: start, size, use of units, and targets of branches, indented by loop depth."""
         lines = [f"{'block':>5} {'start':>7} {'bundles':>7}  units' use"]
         heads: dict[int, int] = {}
         for head, _ in self.loops():
@@ -68,12 +69,12 @@ class Program:
 
 
 def branch(bundle: Bundle) -> Instruction | None:
-    """The branch of a bundle, if it has one."""
+    """The branch of a bundle, or None."""
     return next((found for found in bundle.instructions if found.opcode.startswith("sbr")), None)
 
 
 def target(instruction: Instruction) -> int:
-    """The number of the bundle that a branch goes to."""
+    """The number of the bundle to which a branch leads."""
     for operand in instruction.operands:
         if found := _TARGET.match(operand):
             return int(found[1])
@@ -81,10 +82,10 @@ def target(instruction: Instruction) -> int:
 
 
 def build(bundles: list[Bundle], utilization: Utilization, delay_slots: int) -> Program:
-    """Cuts bundles into blocks at branches, behind their delay slots, and wherever control can arrive.
+    """Splits bundles into blocks: after branches and their delay slots, and at the targets of branches.
 
-    DumpError if the two dumps differ in length, or if the delay slots of a branch are not what they should
-    be: the branch leads out of the program, or control can arrive between it and the end of its slots.
+    Raises DumpError if the two dumps differ in length, if a branch leads out of the program, or if a branch
+    leads into the delay slots of another one.
     """
     if len(utilization.rows) != len(bundles):
         raise DumpError(f"{len(bundles)} bundles, but units' use of {len(utilization.rows)}")
@@ -96,7 +97,7 @@ def build(bundles: list[Bundle], utilization: Utilization, delay_slots: int) -> 
             continue
         end = bundle.index + delay_slots + 1
         if end > len(bundles) or target(found) > len(bundles) or arrivals & {*range(bundle.index + 1, end)}:
-            raise DumpError(f"the branch at {bundle.index:#x} has not {delay_slots} delay slots")
+            raise DumpError(f"the branch at {bundle.index:#x} does not have {delay_slots} delay slots")
         targets[end] = target(found)
     edges = sorted(arrivals | targets.keys() | {*targets.values()} | {len(bundles)})
     numbers = {start: number for number, start in enumerate(edges)}

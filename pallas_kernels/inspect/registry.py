@@ -1,28 +1,24 @@
-"""Which operations have cases, and how `--kernel` chooses among them."""
+"""All cases, and the choice among them by `--kernel`."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 from pallas_kernels.inspect.case import Case
+from pallas_kernels.inspect.cases import attention, expert_matmul, routing
 from pallas_kernels.platform import Chip
 
 OPERATIONS = ("expert_matmul", "attention", "routing")
 
 
 def all_cases(chip: Chip) -> list[Case]:
-    """The cases of every operation that has a `cases` module, in the order of `OPERATIONS`."""
-    found: list[Case] = []
-    for operation in OPERATIONS:
-        name = f"pallas_kernels.{operation}.cases"
-        if importlib.util.find_spec(name) is not None:
-            found += importlib.import_module(name).cases(chip)
-    return found
+    """The cases of every operation, in the order of `OPERATIONS`."""
+    return [*expert_matmul.cases(chip), *attention.cases(chip), *routing.cases(chip)]
 
 
 def choose_cases(cases: list[Case], kernel: str | None) -> list[Case]:
-    """The cases whose `operation/name` contains `kernel`; ValueError, in one line, if none does."""
+    """The cases whose `operation/model/name` contains `kernel`; None: all cases.
+
+    Raises ValueError if none does.
+    """
     if kernel is None:
         return cases
     chosen = [case for case in cases if kernel in f"{case.operation}/{case.model}/{case.name}"]

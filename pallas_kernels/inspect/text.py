@@ -82,7 +82,7 @@ def _step_table(sums: Sequence[Step], label: str) -> str:
     lines = [
         f"Decode steps with {sums[0].context:,} keys of context, ms ({label})",
         _aligned(cells),
-        "matmuls: attention's maps, router and unembedding in bf16, at full bandwidth by assumption",
+        "matmuls: attention's projections, router and unembedding in bf16, at full bandwidth by assumption",
         "others: plain operations around the kernels, by the compiler's own estimate; embedding, norms and "
         "sampling are not counted",
         "sum: on one device, whether or not the model fits; ÷ devices: at best, spread evenly over as many "

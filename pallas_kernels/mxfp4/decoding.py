@@ -1,11 +1,10 @@
-"""MXFP4 → float32 or bfloat16, bit-exact, in plain JAX: the oracle of every kernel that decodes."""
+"""MXFP4 → float32 or bfloat16, bit-exact, in plain JAX. Kernels that decode are tested against it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pallas_kernels.mxfp4.format import BLOCK_SIZE
 
@@ -13,8 +12,8 @@ _INFINITY = 0x7F80
 _SMALLEST_NORMAL = 0x0080
 
 
-def decode(blocks: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
-    """The weights that `blocks` and `scales` stand for: code value × 2^(scale − 127), exactly.
+def decode(blocks: jax.Array, scales: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Decodes MXFP4 weights exactly: code value × 2^(scale − 127).
 
     Args:
         blocks: uint8 [..., K/2], two codes a byte.
@@ -22,14 +21,14 @@ def decode(blocks: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> ja
         dtype: float32 or bfloat16. Every weight is a bfloat16 number, so both give the same values.
 
     Returns:
-        [..., K] of `dtype`. Small scales give subnormal numbers (scale 0: multiples of 2^-128), never zeros;
-        what is too large for either dtype (2^128 and more) is infinite. Scale 255 is no exception: it stands
-        for 2^128, as in `torch.ldexp`, by which the published references decode (OpenAI's torch model and
-        `convert_moe_packed_tensors` of transformers). The OCP specification reserves it for NaN; no published
-        checkpoint uses it.
+        [..., K] of `dtype`. Small scales give subnormal numbers (scale 0: multiples of 2^-128), which are not
+        flushed to zero. Weights of 2^128 and more are infinite. Scale 255 stands for 2^128, because the
+            published
+        references decode with `torch.ldexp` (OpenAI's torch model and `convert_moe_packed_tensors` of
+        transformers); the OCP specification reserves it for NaN. No published checkpoint uses it.
 
     Raises:
-        ValueError: the shapes or dtypes do not belong together, or `dtype` is another.
+        ValueError: the shapes do not fit each other, an array is not uint8, or `dtype` is not one of the two.
     """
     blocks, scales = jnp.asarray(blocks), jnp.asarray(scales)
     dtype = jnp.dtype(dtype)
@@ -44,7 +43,7 @@ def decode(blocks: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> ja
             f"blocks {list(blocks.shape)} do not belong to scales {list(scales.shape)}: "
             f"they must be [..., K/2] and [..., K/{BLOCK_SIZE}]"
         )
-    # [..., K/32, 16 bytes, 2 nibbles], each scale beside its block's codes.
+    # [..., K/32, 16 bytes, 2 nibbles]
     codes = blocks.reshape(*scales.shape, bytes_per_block, 1) >> jnp.array([0, 4], jnp.uint8)
     bits = bfloat16_bits(codes.astype(jnp.int32), scales[..., None, None].astype(jnp.int32))
     if dtype == jnp.float32:
@@ -55,11 +54,12 @@ def decode(blocks: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> ja
 
 
 def bfloat16_bits(codes: jax.Array, scales: jax.Array) -> jax.Array:
-    """The bfloat16 patterns, as int32, of codes (int32, low four bits) times 2^(scales − 127) (int32).
+    """The bit patterns of the bfloat16 numbers code · 2^(scale − 127), as int32.
 
-    Made of integers because float arithmetic loses the subnormal numbers: XLA flushes them to zero.
-    A code's magnitude m = 2·exponent + mantissa lands on bfloat16's exponent and top mantissa bit by one
-    shift; only 0 and 0.5 (m = 1, the format's subnormal number) are exceptions.
+    codes int32, of which the low four bits count; scales int32, 0 … 255, of a shape that broadcasts. Integer
+    arithmetic, because XLA would flush subnormal floats to zero. One shift moves a code's magnitude
+    m = 2·exponent + mantissa onto bfloat16's exponent and top mantissa bit; only 0 and 0.5 (m = 1, the
+    format's subnormal number) are handled apart.
     """
     magnitude = codes & 7
     bits = (scales << 7) + ((magnitude - 2) << 6)

@@ -1,4 +1,4 @@
-"""float → MXFP4, on the host in numpy: for trained models and tests."""
+"""float → MXFP4 in numpy, on the host; for trained models and for tests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pallas_kernels.mxfp4.format import BLOCK_SIZE, SCALE_BIAS
 
 _LARGEST_CODE = 6.0
 _TOO_LARGE = 1.75 * 2.0**127
-"""Magnitudes from here on would round to 2^128, which is infinite in float32."""
+"""Magnitudes from this one on would round to 2^128, which is infinite in float32."""
 
 
 def encode(weights: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """The MXFP4 blocks and scales nearest to `weights`.
 
-    A block's scale is the smallest power of two (from 2^-127) that brings its largest magnitude to at most 6,
-    the largest code, so nothing saturates; each weight then rounds to the nearest code, ties to the code with
-    an even mantissa. Weights that MXFP4 can represent come back exactly, signs of zeros included.
+    A block's scale is the smallest power of two (from 2^-127 on) that makes its largest magnitude at most 6,
+    the largest code, so no weight saturates. Each weight then rounds to the nearest code, and a tie to the
+    code with an even mantissa. Weights that MXFP4 can represent are encoded exactly, signs of zeros included.
 
     Args:
         weights: real numbers [..., K], K a multiple of 32, converted to float32.
@@ -26,7 +26,7 @@ def encode(weights: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         blocks uint8 [..., K/2] and scales uint8 [..., K/32].
 
     Raises:
-        ValueError: K is no multiple of 32, or a weight is NaN or at least 1.75 × 2^127 in magnitude.
+        ValueError: K is not a multiple of 32, or a weight is NaN or at least 1.75 × 2^127 in magnitude.
     """
     weights = np.asarray(weights, dtype=np.float32)
     if weights.ndim == 0 or weights.shape[-1] % BLOCK_SIZE:
@@ -38,7 +38,7 @@ def encode(weights: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     largest = magnitude.max(axis=-1)
     if not (largest < _TOO_LARGE).all():
         raise ValueError(
-            "weights hold a NaN or a magnitude from 1.75 * 2^127 on, which MXFP4 cannot represent"
+            "weights hold a NaN or a magnitude of at least 1.75 * 2^127, which MXFP4 cannot represent"
         )
 
     # largest = fraction · 2^exponent with fraction in [0.5, 1): largest / 2^(exponent - 3) is in [4, 8).
@@ -47,7 +47,7 @@ def encode(weights: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     exponent = np.where(largest == 0, -SCALE_BIAS, np.maximum(exponent, -SCALE_BIAS)).astype(np.int32)
 
     scaled = np.ldexp(magnitude, -exponent[..., None])
-    # The code is the number of midpoints passed; at a midpoint itself the even code wins.
+    # The code is the number of midpoints below the weight; at a midpoint the even code wins.
     codes = np.zeros(scaled.shape, np.uint8)
     for midpoint, odd_below in ((0.25, 0), (0.75, 1), (1.25, 0), (1.75, 1), (2.5, 0), (3.5, 1), (5.0, 0)):
         codes += scaled >= midpoint if odd_below else scaled > midpoint

@@ -7,10 +7,10 @@ SCALE_BIAS = 127
 """A scale byte s stands for 2^(s - 127)."""
 
 CODE_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What each of the 16 codes stands for before scaling."""
+"""The value of each of the 16 codes before scaling."""
 
 LAYOUT_VERSION = 1
-"""The arrangement in which converted checkpoints hold expert weights; they record it.
+"""The version of the expert weights' layout, which converted checkpoints record.
 
 1: blocks uint8 [..., rows, K/2] and scales uint8 [..., rows, K/32], rows are outputs, bytes as published.
 """

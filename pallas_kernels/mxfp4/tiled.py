@@ -1,32 +1,42 @@
-"""The arrangement of MXFP4 weights that the TPU kernels read: tiled for the vector registers, exact.
+"""The layout of MXFP4 weights for the TPU kernels: tiled for the vector registers, and exact.
 
-The matrix units of TPUs multiply bfloat16 activations with 8-bit floats of the kind e5m2 (sign, five exponent
-bits, two mantissa bits). A code of MXFP4 becomes such a float by adding its scale to its exponent bits, four
-weights in one 32-bit addition. So weights are stored such that this costs the fewest instructions:
+The matrix units of TPUs multiply bfloat16 activations by 8-bit floats in the format e5m2 (sign, five exponent
+bits, two mantissa bits). Adding the scale to the exponent bits turns an MXFP4 code into such a float; one
+32-bit addition does that for four weights. The layout keeps the number of instructions for it minimal:
 
-* Columns (outputs) in lane blocks of 128, each [rows, 128], contiguous in memory.
-* Rows (inputs) in *kernel order* (`kernel_order`): runs of 256 rows hold two halves of four blocks of 32;
-  within a half, row 4r + b is input 32b + r, so the four bytes of a word belong to four blocks and a word of
-  four scales is added as it stands. What is left after the last run comes in tails of 64 in their own order.
-* Codes are int32 words [rows/8, 128], in one of two forms.
-* Form `e5m2` (v5e, v5p, v6e): byte b of word r holds two weights of input row 4r + b: one of the first half
-  (or block) with its sign in bit 7 and its magnitude in bits 3..1, one of the second with its sign in bit 0
-  and its magnitude in bits 6..4. Magnitudes are renumbered so that they are
-  exponent and mantissa bits of e5m2: 0.5→0, 0→1, 1→2, 1.5→3, 2→4, 3→5, 4→6, 6→7; 1 would be 0.75, which
-  MXFP4 does not have, and is set to zero after decoding.
-* Forms `fp4` and `fp4-` (7x, whose vector unit knows float4_e2m1fn): bits 4i to 4i + 3 of word r are row
-  8r + i. A zero is +0 in the first, −0 in the second, and is put in again after the addition.
+* Columns (outputs) come in lane blocks of 128, each [rows, 128] and contiguous in memory.
+* Rows (inputs) are in *kernel order* (`kernel_order`). A run of 256 rows has two halves of four blocks of 32.
+Row
+  4r + b of a half is input 32b + r, so the four bytes of a word belong to four blocks, and one word of four
+      scales
+  can be added to it. The inputs after the last run come in tails of 64, in their own order.
+* Codes are int32 words [rows/8, 128], in one of three forms.
+* Form `e5m2` (v5e, v5p, v6e): byte b of word r holds two weights of row 4r + b. One belongs to the first half
+(or
+  block), with its sign in bit 7 and its magnitude in bits 3..1; the other belongs to the second, with its
+      sign in
+  bit 0 and its magnitude in bits 6..4. Magnitudes are renumbered to be exponent and mantissa bits of e5m2:
+      0.5→0,
+  0→1, 1→2, 1.5→3, 2→4, 3→5, 4→6, 6→7. The number 1 would be 0.75, which MXFP4 does not have, so it stands for
+      zero
+  and is replaced after the addition.
+* Forms `fp4` and `fp4-` (7x, whose vector unit has float4_e2m1fn): bits 4i to 4i + 3 of word r are row 8r +
+i. Zeros
+  are stored as +0 in `fp4` and as −0 in `fp4-`, and are restored after the addition.
 
-Scales are int32 words [rows, 128]: for each half of a run one row, byte b for block b; for each tail two
-rows, one block's scale in all four bytes. Two encodings of a scale s:
+Scales are int32 words [rows, 128]. Each half of a run has one row, whose byte b is the scale of block b. Each
+tail has two rows, one per block, with the block's scale in all four bytes. A scale s has one of two
+encodings:
 
-* *narrow*: 4·q (form `e5m2`) or 4·(q − 14) (the others, words summed with borrows), q = s − base in 1…27,
-  base one number per column. The column's dot product is then multiplied by 2^(base − 113). Possible when
-  the scales of a column, blocks of zeros aside, span at most 26 powers of two, or 13 in form `fp4`: there a
-  byte of zero has nothing to subtract from.
-* *wide*: s itself, for any span; slower to decode (each block is multiplied on its own).
+* *narrow*: with one number `base` per column and q = s − base in 1…27, the byte is 4·q in form `e5m2` and
+  4·(q − 14) in the others (negative bytes borrow from the next one). The kernel multiplies the column's dot
+      product
+  by 2^(base − 113). This works if the scales of a column, without blocks of zeros, span at most 26 powers of
+      two; in
+  form `fp4` at most 13, because a byte of +0 has nothing to borrow from.
+* *wide*: s itself, for any span. Decoding is slower, since each block is multiplied on its own.
 
-Values come back exactly. Not kept: the sign of zeros, and the scale of a block that holds only zeros.
+Values are kept exactly. The sign of zeros and the scales of blocks that hold only zeros are lost.
 """
 
 from __future__ import annotations
@@ -41,29 +51,32 @@ import numpy as np
 
 from pallas_kernels.mxfp4.format import BLOCK_SIZE
 
-Form = Literal["e5m2", "fp4", "fp4-"]
+CodeFormat = Literal["e5m2", "fp4", "fp4-"]
+"""How codes are stored; see *form* in the module's docstring."""
 
 LANES = 128
 RUN = 256
 TAIL = 64
-WIDEST_SPANS: dict[Form, int] = {"e5m2": 26, "fp4": 13, "fp4-": 26}
-"""The largest difference between two scales of a column that `narrow` scales can hold."""
+WIDEST_SPANS: dict[CodeFormat, int] = {"e5m2": 26, "fp4": 13, "fp4-": 26}
+"""The largest difference between two scales of a column that narrow scales can represent."""
 
 NARROW_BIAS = 113
-"""A narrow column's multiplier is 2^(base - 113): e5m2 adds 2^15, and the code 0.5 counts as 2^0."""
+"""A narrow column's multiplier is 2^(base - 113), since e5m2 has an
+exponent bias of 15 and the code 0.5 is 2^0 in it.
+"""
 
 _LARGEST_FIELD = 27
 _UNSCALED_FIELD = 14
-"""The field that makes e5m2 hold a code's own value."""
+"""The exponent field with which e5m2 holds a code's value before scaling."""
 
 _SMALLEST_NARROW_SCALE = 14
-"""The largest scale of a narrow column is at least this, or its multiplier would be a subnormal number."""
+"""The largest scale of a narrow column must be at least this; else its multiplier would be subnormal."""
 
-# Code (four bits) → renumbered magnitude, and sign; the sign of zero is dropped.
+# Code (four bits) → renumbered magnitude, and sign; zeros lose their sign.
 _MAGNITUDES = np.array([1, 0, 2, 3, 4, 5, 6, 7] * 2, np.uint8)
 _SIGNS = np.array([0] * 9 + [1] * 7, np.uint8)
 _CODES = np.array([1, 0, 2, 3, 4, 5, 6, 7], np.uint8)
-"""Renumbered magnitude → code; the renumbering swaps 0 and 1, so it is its own inverse."""
+"""Renumbered magnitude → code. The renumbering only swaps 0 and 1."""
 
 
 @functools.partial(
@@ -73,35 +86,36 @@ _CODES = np.array([1, 0, 2, 3, 4, 5, 6, 7], np.uint8)
 )
 @dataclasses.dataclass(frozen=True)
 class TiledWeights:
-    """A linear map of K inputs to N outputs, tiled. C = ⌈N/128⌉ lane blocks; K' is K rounded up to 64.
+    """A projection of K inputs to N outputs, tiled: C = ⌈N/128⌉ lane blocks, and K' is K rounded up to 64.
 
-    `codes` int32 [..., C, K'/8, 128]; `scales` int32 [..., C, R, 128], R as `scale_rows` says; `columns`
-    float32 [..., C, 2, 128]: what each column's dot product is multiplied by (1 where scales are wide), and
-    the bias that is then added. `inputs` is K; `form` and `wide` say how codes and scales are encoded.
+    codes int32 [..., C, K'/8, 128]. scales int32 [..., C, R, 128], with R = `scale_rows(K)`. columns float32
+    [..., C, 2, 128]: for each column the multiplier of its dot product (1 if scales are wide), and the bias,
+    which is added afterwards. inputs: K. form: how codes are encoded. wide: True for wide scales, False for
+    narrow ones.
     """
 
     codes: jax.Array
     scales: jax.Array
     columns: jax.Array
     inputs: int
-    form: Form
+    form: CodeFormat
     wide: bool
 
 
 def padded_inputs(inputs: int) -> int:
-    """K': the number of input rows that are stored."""
+    """K': the number of stored input rows, K rounded up to 64."""
     return -(-inputs // TAIL) * TAIL
 
 
 def scale_rows(inputs: int) -> int:
-    """R: word rows of scales for K inputs, the last ones padding that makes R a multiple of 8."""
+    """R: rows of scale words for K inputs, padded to a multiple of 8."""
     runs, rest = divmod(padded_inputs(inputs), RUN)
     return -(-(2 * runs + 2 * (rest // TAIL)) // 8) * 8
 
 
 @functools.cache
 def kernel_order(inputs: int) -> np.ndarray:
-    """int32 [K']: which input each stored row holds; K and more for padding."""
+    """int32 [K']: the input that each stored row holds; values from K on mark padding."""
     stored = padded_inputs(inputs)
     in_runs = stored // RUN * RUN
     halves = np.arange(in_runs, dtype=np.int32).reshape(-1, 4, BLOCK_SIZE).swapaxes(1, 2).reshape(-1)
@@ -109,7 +123,7 @@ def kernel_order(inputs: int) -> np.ndarray:
 
 
 def to_kernel_order(x: jax.Array) -> jax.Array:
-    """Activations [..., K] → [..., K'] as the stored rows are ordered, padding zero."""
+    """Reorders activations [..., K] like the stored rows → [..., K'], with zeros for padding."""
     *batch, inputs = x.shape
     x = jnp.pad(x, [(0, 0)] * len(batch) + [(0, padded_inputs(inputs) - inputs)])
     in_runs = x.shape[-1] // RUN * RUN
@@ -117,8 +131,10 @@ def to_kernel_order(x: jax.Array) -> jax.Array:
     return jnp.concatenate([halves.reshape(*batch, in_runs), x[..., in_runs:]], axis=-1)
 
 
-def fits_narrow(blocks: jax.Array, scales: jax.Array, form: Form = "e5m2") -> jax.Array:
-    """bool []: can the scales of these weights (published arrays, any leading axes) be stored narrow?"""
+def fits_narrow(blocks: jax.Array, scales: jax.Array, form: CodeFormat = "e5m2") -> jax.Array:
+    """Returns bool []: True if narrow scales can represent those of these
+    published arrays [..., N, K/2 and K/32].
+    """
     lowest, highest = _span(blocks, scales)
     possible = (
         (highest - lowest <= WIDEST_SPANS[form]) & (highest >= _SMALLEST_NARROW_SCALE) & (highest < 255)
@@ -128,12 +144,13 @@ def fits_narrow(blocks: jax.Array, scales: jax.Array, form: Form = "e5m2") -> ja
 
 @functools.partial(jax.jit, static_argnames=("form", "wide"))
 def tile(
-    blocks: jax.Array, scales: jax.Array, bias: jax.Array, *, form: Form, wide: bool = False
+    blocks: jax.Array, scales: jax.Array, bias: jax.Array, *, form: CodeFormat, wide: bool = False
 ) -> TiledWeights:
     """Tiles published weights: blocks uint8 [..., N, K/2], scales uint8 [..., N, K/32], bias [..., N].
 
-    Narrow scales need `fits_narrow`; otherwise the result is meaningless. Raises ValueError if K is no
-    multiple of 32.
+    wide: True for wide scales. False for narrow ones, which need `fits_narrow(blocks, scales, form)`;
+    otherwise the result is wrong. Raises ValueError if K is not a multiple of 32 or the shapes do not fit
+    each other.
     """
     *batch, outputs, half = blocks.shape
     inputs = 2 * half
@@ -174,7 +191,7 @@ def tile(
 
 
 def untile(weights: TiledWeights, outputs: int) -> tuple[jax.Array, jax.Array]:
-    """Inverse of `tile`: blocks uint8 [..., N, K/2] and scales uint8 [..., N, K/32], for N `outputs`."""
+    """The inverse of `tile` for N `outputs`: blocks uint8 [..., N, K/2] and scales uint8 [..., N, K/32]."""
     inputs = weights.inputs
     words = _from_lane_blocks(weights.codes)
     codes = _codes_of_words(words) if weights.form == "e5m2" else _codes_of_nibbles(words)
@@ -196,7 +213,9 @@ def untile(weights: TiledWeights, outputs: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _span(blocks: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The lowest and highest scale of each column, int32 [..., N]; of zeros only, lowest > highest."""
+    """The lowest and highest scale of each column, int32 [..., N] each;
+    lowest > highest if all its codes are zero.
+    """
     grouped = blocks.reshape(*scales.shape, BLOCK_SIZE // 2)
     used = (grouped & 0x77 != 0).any(axis=-1)
     scales = scales.astype(jnp.int32)
@@ -204,7 +223,7 @@ def _span(blocks: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _power_of_two(exponents: jax.Array) -> jax.Array:
-    """float32 2^exponents, for normal numbers."""
+    """2^exponents as float32, for exponents of normal numbers."""
     return jax.lax.bitcast_convert_type((exponents + 127) << 23, jnp.float32)
 
 
@@ -257,7 +276,8 @@ def _scale_words(fields: jax.Array, inputs: int) -> jax.Array:
     halves = fields[..., :in_runs].reshape(*fields.shape[:-1], -1, 4)
     tails = jnp.broadcast_to(fields[..., in_runs:, None], (*fields.shape[:-1], fields.shape[-1] - in_runs, 4))
     bytes_of_words = jnp.concatenate([halves, tails], axis=-2)
-    # A sum, not an or: negative fields borrow from the next byte, as the kernel's addition gives it back.
+    # A sum, not an or: negative fields borrow from the next byte, and the kernel's addition returns the
+    # borrow.
     words = (bytes_of_words * jnp.array([1, 1 << 8, 1 << 16, 1 << 24], jnp.int32)).sum(
         axis=-1, dtype=jnp.int32
     )
@@ -266,7 +286,9 @@ def _scale_words(fields: jax.Array, inputs: int) -> jax.Array:
 
 
 def _fields_of_words(words: jax.Array, inputs: int, *, signed: bool) -> jax.Array:
-    """Inverse of `_scale_words`: int32 [..., K'/32], bytes with or without a sign."""
+    """Inverse of `_scale_words`: int32 [..., K'/32]. signed: True reads
+    bytes as −128 … 127, False as 0 … 255.
+    """
     runs, rest = divmod(padded_inputs(inputs), RUN)
     fields = []
     for _ in range(4):
@@ -278,8 +300,8 @@ def _fields_of_words(words: jax.Array, inputs: int, *, signed: bool) -> jax.Arra
     return jnp.concatenate([in_runs.reshape(*words.shape[:-1], -1), tails], axis=-1)
 
 
-def _unscaled_field(form: Form) -> int:
-    """The field of a scale that leaves codes as they are in registers."""
+def _unscaled_field(form: CodeFormat) -> int:
+    """The field of a scale that adds zero to the codes in registers."""
     return 0 if form == "e5m2" else _UNSCALED_FIELD
 
 

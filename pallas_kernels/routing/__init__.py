@@ -1,17 +1,16 @@
-"""Routing: which experts a token visits, with what weight, and in what order their rows are computed.
+"""Routing: which experts each token goes to, with what weights, and in what order the rows are computed.
 
-On TPUs one kernel does each of the three operations here, `route_and_schedule` in a single launch; on GPUs
-`route` and `schedule_tiles` are a launch each; elsewhere, and for sizes that a kernel does not take, it is
-plain JAX. `parallel` is for experts spread over a mesh.
+On TPUs each of the three operations here is one kernel launch. On GPUs `route` and `schedule_tiles` are one
+launch each. Elsewhere, and for sizes that a kernel does not support, they run in plain JAX. `parallel` is for
+experts that are spread over a mesh.
 """
 
 from __future__ import annotations
 
 import jax
 
-from pallas_kernels import platform
-from pallas_kernels.platform import call_once
-from pallas_kernels.routing import gpu, reference, tpu
+from pallas_kernels.platform import Kernel, Operation
+from pallas_kernels.routing import reference
 from pallas_kernels.routing.parallel import local_experts, spread_experts
 from pallas_kernels.routing.reference import Groups, Route, Schedule, group_by_expert, schedule_rows
 
@@ -30,57 +29,33 @@ __all__ = [
 
 
 def route(logits: jax.Array, experts_per_token: int, valid: jax.Array | None = None) -> Route:
-    """Chooses each token's experts: the top logits, and a softmax over those chosen alone.
+    """Chooses each token's experts: those with the highest logits, weighted by a softmax over them alone.
 
-    logits [T, E] of any float dtype, without NaN; of equal ones the first wins. `valid` bool [T] marks real
-    tokens (None: all); the others are routed nowhere. Source: the router of the published model. Raises
-    ValueError if `experts_per_token` is not in 1 … E.
+    logits [T, E] of any float dtype, without NaN; of equal logits the first one wins. valid bool [T]: False
+    for padding tokens, which get no expert; None: all tokens are real. This is the router of the published
+    model. Raises ValueError if `experts_per_token` is not in 1 … E.
     """
     _check(logits, experts_per_token)
-    choice = _choose("route", logits.shape[0], experts_per_token, 1)
-    if choice.implementation == "tpu":
-        return call_once(
-            tpu.route, logits, valid=valid, experts_per_token=experts_per_token, interpret=choice.interpret
-        )
-    if choice.implementation == "gpu":
-        return call_once(
-            gpu.route, logits, valid=valid, experts_per_token=experts_per_token, interpret=choice.interpret
-        )
-    return call_once(reference.route, logits, valid=valid, experts_per_token=experts_per_token)
+    return _ROUTE(logits, valid=valid, experts_per_token=experts_per_token)
 
 
 def schedule_tiles(experts: jax.Array, num_experts: int, tile: int) -> Schedule:
-    """The schedule of `experts` int32 [T, A] in tiles of `tile` rows; the id `num_experts` means nowhere."""
-    num_tokens, experts_per_token = experts.shape
-    choice = _choose("schedule_tiles", num_tokens, experts_per_token, tile)
-    if choice.implementation == "tpu":
-        return call_once(
-            tpu.schedule_tiles, experts, num_experts=num_experts, tile=tile, interpret=choice.interpret
-        )
-    if choice.implementation == "gpu":
-        return call_once(
-            gpu.schedule_tiles, experts, num_experts=num_experts, tile=tile, interpret=choice.interpret
-        )
-    return call_once(reference.schedule_tiles, experts, num_experts=num_experts, tile=tile)
+    """The schedule of `experts` int32 [T, A] in tiles of `tile` rows.
+
+    The id `num_experts` means no expert.
+    """
+    return _SCHEDULE_TILES(experts, num_experts=num_experts, tile=tile)
 
 
 def route_and_schedule(
     logits: jax.Array, experts_per_token: int, tile: int, valid: jax.Array | None = None
 ) -> tuple[Route, Schedule]:
-    """`route`, and `schedule_tiles` of what it chose, in one launch where there is a kernel."""
+    """`route`, then `schedule_tiles` of the chosen experts; one launch on TPUs.
+
+    Arguments and errors as there.
+    """
     _check(logits, experts_per_token)
-    choice = _choose("route_and_schedule", logits.shape[0], experts_per_token, tile)
-    if choice.implementation == "tpu":
-        return call_once(
-            tpu.route_and_schedule,
-            logits,
-            valid=valid,
-            experts_per_token=experts_per_token,
-            tile=tile,
-            interpret=choice.interpret,
-        )
-    routed = route(logits, experts_per_token, valid)
-    return routed, schedule_tiles(routed.experts, logits.shape[1], tile)
+    return _ROUTE_AND_SCHEDULE(logits, valid=valid, experts_per_token=experts_per_token, tile=tile)
 
 
 def _check(logits: jax.Array, experts_per_token: int) -> None:
@@ -90,11 +65,49 @@ def _check(logits: jax.Array, experts_per_token: int) -> None:
         )
 
 
-def _choose(operation: str, num_tokens: int, experts_per_token: int, tile: int) -> platform.Choice:
-    choice = platform.choose(operation, ("reference", "tpu", "gpu"))
-    served = {
-        "reference": True,
-        "tpu": tpu.serves(num_tokens, experts_per_token, tile),
-        "gpu": num_tokens * experts_per_token > 0,
-    }
-    return choice if served[choice.implementation] else choice._replace(implementation="reference")
+def _serves(num_tokens: int, experts_per_token: int, tile: int) -> bool:
+    from pallas_kernels.routing import tpu  # imported on TPUs only, since importing Pallas takes time
+
+    return tpu.serves(num_tokens, experts_per_token, tile)
+
+
+def _one_after_the_other(
+    logits: jax.Array, *, valid: jax.Array | None, experts_per_token: int, tile: int
+) -> tuple[Route, Schedule]:
+    routed = route(logits, experts_per_token, valid)
+    return routed, schedule_tiles(routed.experts, logits.shape[1], tile)
+
+
+_ROUTE = Operation(
+    "route",
+    reference.route,
+    tpu=Kernel(
+        "pallas_kernels.routing.tpu:route",
+        serves=lambda logits, *, valid, experts_per_token: _serves(len(logits), experts_per_token, 1),
+    ),
+    gpu=Kernel(
+        "pallas_kernels.routing.gpu:route", serves=lambda logits, *, valid, experts_per_token: len(logits) > 0
+    ),
+)
+_SCHEDULE_TILES = Operation(
+    "schedule_tiles",
+    reference.schedule_tiles,
+    tpu=Kernel(
+        "pallas_kernels.routing.tpu:schedule_tiles",
+        serves=lambda experts, *, num_experts, tile: _serves(experts.shape[0], experts.shape[1], tile),
+    ),
+    gpu=Kernel(
+        "pallas_kernels.routing.gpu:schedule_tiles",
+        serves=lambda experts, *, num_experts, tile: experts.size > 0,
+    ),
+)
+_ROUTE_AND_SCHEDULE = Operation(
+    "route_and_schedule",
+    _one_after_the_other,
+    tpu=Kernel(
+        "pallas_kernels.routing.tpu:route_and_schedule",
+        serves=lambda logits, *, valid, experts_per_token, tile: _serves(
+            len(logits), experts_per_token, tile
+        ),
+    ),
+)

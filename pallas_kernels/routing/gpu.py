@@ -1,37 +1,42 @@
 """Routing on an NVIDIA GPU: one launch for the experts of each token, one for the tile schedule.
 
-XLA makes about fifteen launches of the same (a sort, three scatters and what lies between them), which take
-longer than a decode step's expert weights. Here nothing is sorted and no program waits for another: there is
-one program per expert, and each counts all pairs for itself, which tells it where its rows start; then it
-ranks its own pairs by prefix sums, block by block, and writes their rows, its tiles and its share of the
+XLA would need about fifteen launches (a sort, three scatters and the operations between them), which take
+longer than reading a decode step's expert weights. Here nothing is sorted and no program waits for another.
+Each expert has one program. It counts the pairs of all experts, and so finds where its own rows start; then
+it ranks its pairs by prefix sums, block by block, and writes their rows, its tiles and its part of the
 padding. The result does not depend on the order in which programs run.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from pallas_kernels.platform import Interpret
 from pallas_kernels.routing.reference import Route, Schedule, schedule_rows
+from pallas_kernels.types import Index
 
 _TOKENS = 8
-"""Tokens of one program of `route`."""
+"""Tokens per program of `route`."""
 _PAIRS = 256
-"""Pairs that are ranked at a time; a quarter of that is counted at a time."""
+"""Pairs ranked per iteration. A quarter of them are counted per iteration."""
 
 
 def route(
-    logits: jax.Array, experts_per_token: int, valid: jax.Array | None = None, *, interpret: bool = False
+    logits: jax.Array, experts_per_token: int, valid: jax.Array | None = None, *, interpret: Interpret
 ) -> Route:
-    """As `reference.route`, for at least one token."""
+    """See `pallas_kernels.routing.route`; needs at least one token."""
     num_tokens, num_experts = logits.shape
     columns = _power_of_two(num_experts)
 
-    def kernel(logits: Any, *refs: Any) -> None:
+    def kernel(logits: jax.Ref, *refs: jax.Ref) -> None:
+        """One program: `_TOKENS` tokens. All references are in device memory.
+
+        logits [T, E] of any float dtype. refs, in order: flags int32 [T], nonzero for real tokens, only if
+        `valid` is given; chosen int32 [T, A] and weights float32 [T, A], the results.
+        """
         *flags, chosen, weights = refs
         tokens = pl.program_id(0) * _TOKENS + jnp.arange(_TOKENS)
         known = tokens < num_tokens
@@ -68,8 +73,8 @@ def route(
     return Route(experts, weights)
 
 
-def schedule_tiles(experts: jax.Array, num_experts: int, tile: int, *, interpret: bool = False) -> Schedule:
-    """As `reference.schedule_tiles`, for at least one pair."""
+def schedule_tiles(experts: jax.Array, num_experts: int, tile: int, *, interpret: Interpret) -> Schedule:
+    """See `pallas_kernels.routing.schedule_tiles`; needs at least one pair."""
     num_tokens, experts_per_token = experts.shape
     num_pairs = num_tokens * experts_per_token
     num_rows = schedule_rows(num_pairs, num_experts, tile)
@@ -79,8 +84,19 @@ def schedule_tiles(experts: jax.Array, num_experts: int, tile: int, *, interpret
     counted = min(_PAIRS // 4, block)
 
     def kernel(
-        ids: Any, destinations: Any, tokens: Any, tile_experts: Any, tile_counts: Any, total_tiles: Any
+        ids: jax.Ref,
+        destinations: jax.Ref,
+        tokens: jax.Ref,
+        tile_experts: jax.Ref,
+        tile_counts: jax.Ref,
+        total_tiles: jax.Ref,
     ) -> None:
+        """One program: one expert. All references are int32 in device memory.
+
+        ids [pairs]: the expert of each pair. Results: destinations [pairs], tokens [P], tile_experts and
+        tile_counts [tiles], total_tiles [1]; see `Schedule`.
+        """
+
         def load(start: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
             pairs = start + jnp.arange(size)
             return pairs, plgpu.load(ids.at[pairs], mask=pairs < num_pairs, other=num_experts)
@@ -108,7 +124,7 @@ def schedule_tiles(experts: jax.Array, num_experts: int, tile: int, *, interpret
             match = chosen == expert
             ones = match.astype(jnp.int32)
             row = jnp.where(match, first_row + placed + jnp.cumsum(ones) - 1, num_rows)
-            # The first program also answers for the pairs that go nowhere.
+            # The first program also writes the pairs that have no expert.
             nowhere = (chosen >= num_experts) & (pairs < num_pairs) & (expert == 0)
             plgpu.store(destinations.at[pairs], row, mask=match | nowhere)
             plgpu.store(tokens.at[row], pairs // experts_per_token, mask=match)
@@ -154,14 +170,14 @@ def schedule_tiles(experts: jax.Array, num_experts: int, tile: int, *, interpret
     return Schedule(destinations.reshape(experts.shape), tokens, tile_experts, tile_counts, total[0])
 
 
-def _fill(ref: Any, places: jax.Array, value: Any, mask: jax.Array, size: int) -> None:
-    """ref[places] = value where `mask`, and the place exists."""
+def _fill(ref: jax.Ref, places: jax.Array, value: Index, mask: jax.Array, size: int) -> None:
+    """Writes ref[places] = value where `mask` is True and the place is below `size`."""
     mask = mask & (places < size)
-    # What is masked out points past the end, where an interpreter drops it.
+    # Masked places point past the end, because the interpreter drops only those.
     value = jnp.broadcast_to(jnp.asarray(value, jnp.int32), places.shape)
     plgpu.store(ref.at[jnp.where(mask, places, size)], value, mask=mask)
 
 
 def _power_of_two(size: int) -> int:
-    """The smallest power of two that is not smaller: the only sizes that Triton knows."""
+    """`size` rounded up to a power of two; Triton has no other sizes."""
     return 1 << (size - 1).bit_length()

@@ -1,19 +1,20 @@
-"""Experts spread over two mesh axes: each device holds a slice of them. For use inside `jax.shard_map`.
+"""Expert parallelism over two mesh axes, for use inside `jax.shard_map`: each device holds a slice of the
+experts.
 
-The two axes are the two ways in which tokens may lie:
+The axes differ in how tokens are distributed along them:
 
-*reduced*: the devices of the axis have the same tokens (it is also the tensor-parallel one). Each runs its
-own experts on them, and a sum over the axis puts the results together.
+*reduce axis*: all devices along it have the same tokens (it is also the tensor-parallel axis). Each device
+runs its own experts on them, and a sum over the axis combines the results.
 
-*gathered*: each device has its own tokens. Tokens and routes are gathered, each device runs its own experts
-on all of them, and a scattering sum brings every token's result home. Where both axes are at work that comes
-first, so that the other sum moves a device's own tokens only.
+*gather axis*: each device has its own tokens. Tokens and routes are gathered, each device runs its own
+experts on all of them, and a reduce-scatter returns each token's result to its device. With both axes, the
+reduce-scatter comes first, so that the other sum moves only a device's own tokens.
 
-Every (token, expert) pair is computed exactly once, whatever the router does. An all-to-all that moves only
-the rows that a device's experts need would have to fix how many those may be: jax's shapes are static. Either
-it reserves room for the worst case, which is all tokens of all devices, what gathering holds anyway, or it
-sets a capacity and drops what does not fit, which changes the model's answers. `jax.lax.ragged_all_to_all`
-has ragged sizes, but its output buffer is static too, with the same choice to make.
+Every (token, expert) pair is computed exactly once, whatever the route. There is no all-to-all, which would
+move only the rows that a device's experts need. Shapes in jax are static, so its buffers would either have
+room for the worst case, all tokens of all devices, as gathering does; or have a capacity and drop the tokens
+beyond it, which changes the model's answers. The output buffer of `jax.lax.ragged_all_to_all` is static as
+well.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ import jax.numpy as jnp
 from pallas_kernels.routing.reference import Route
 
 Experts = Callable[[jax.Array, Route], jax.Array]
-"""Runs this device's experts: x [T, D] and a route whose ids are local → [T, D]."""
+"""Runs this device's experts on x [T, D] and a route with local ids → [T, D]."""
 
 
 def local_experts(route: Route, first: jax.Array | int, count: int) -> Route:
-    """The route as seen by a device that holds the `count` experts from `first` on.
+    """The route on a device that holds the `count` experts from `first` on.
 
-    Their ids become 0 … count − 1; all other experts become nowhere, the id `count`. Weights stay, so that
-    the devices' results add up to the whole.
+    Their ids become 0 … count − 1. Every other id becomes `count`, which means no expert. Weights are
+    unchanged, so the devices' results sum to the result of all experts.
     """
     ids = route.experts - first
     return Route(jnp.where((ids >= 0) & (ids < count), ids, count).astype(jnp.int32), route.weights)
@@ -48,13 +49,15 @@ def spread_experts(
     gather_axis: str,
     reduce_axis: str,
 ) -> jax.Array:
-    """x [T, D] and its route: a device's own tokens, T the same on all devices of `gather_axis`, and the same
-    tokens on all devices of `reduce_axis` → [T, D], likewise.
+    """Runs experts that are spread over two mesh axes on each device's own tokens.
 
-    `experts` runs on the device's slice of the experts: with n the product of the two axes' sizes, number
-    (index on `gather_axis`) · (size of `reduce_axis`) + (index on `reduce_axis`) of n equal slices. Devices'
-    results are summed in float32. An axis of size 1 costs nothing; two of them leave the call of `experts`
-    alone. Raises ValueError if the devices do not divide the experts.
+    x [T, D] and route: the device's own tokens. T is the same on all devices along `gather_axis`; the tokens
+    are the same on all devices along `reduce_axis`. experts: runs this device's slice of the `num_experts`
+    experts. With n devices along both axes there are n equal slices, and the device has the slice number
+    (index on `gather_axis`) · (size of `reduce_axis`) + (index on `reduce_axis`).
+
+    Returns [T, D] in x's dtype, summed over devices in float32. An axis of size 1 costs nothing. Raises
+    ValueError if n does not divide `num_experts`.
     """
     gathered, reduced = jax.lax.axis_size(gather_axis), jax.lax.axis_size(reduce_axis)
     devices = gathered * reduced

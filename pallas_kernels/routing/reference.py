@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 
 class Route(NamedTuple):
-    """Where each token goes.
+    """The experts of each token.
 
-    `experts` int32 [T, A]: distinct expert ids, best first; the id E (one past the last expert) means
-    *nowhere*, the row of a token that is only padding. `weights` float32 [T, A]: their shares, summing to 1.
+    experts int32 [T, A]: distinct expert ids, highest logit first; the id E (one past the last expert) means
+    no expert, as for padding tokens. weights float32 [T, A]: the experts' weights, which sum to 1.
     """
 
     experts: jax.Array
@@ -22,9 +22,9 @@ class Route(NamedTuple):
 class Groups(NamedTuple):
     """The T·A (token, choice) pairs sorted by expert.
 
-    `pairs` int32 [T·A]: pair indices t·A + a in expert order, padding last. `starts` and `counts` int32 [E]:
-    each expert's slice of `pairs`. `active` int32 [E]: the ids of experts with work, ascending, then the idle
-    ones. `num_active` int32 []: how many have work.
+    pairs int32 [T·A]: pair indices t·A + a in expert order, those without an expert last. starts, counts
+    int32 [E]: each expert's slice of `pairs`. active int32 [E]: the ids of experts with pairs, ascending,
+    then the others. num_active int32 []: how many experts have pairs.
     """
 
     pairs: jax.Array
@@ -38,14 +38,15 @@ class Schedule(NamedTuple):
     """The order in which a grouped matmul computes (token, choice) pairs: tiles of rows, one expert each.
 
     Rows are grouped by expert in ascending order, in token order within an expert, and each group is padded
-    to whole tiles. P = `schedule_rows(…)` rows are enough for every routing, so nothing is ever dropped.
+    to whole tiles. P = `schedule_rows(…)` rows are enough for every route, so nothing is ever dropped.
 
-    `destinations` int32 [T, A]: the row of each pair; P for a pair routed nowhere.
-    `tokens` int32 [P]: the token of each row; T for padding.
-    `tile_experts` int32 [P / tile]: the expert that each tile works for.
-    `tile_counts` int32 [P / tile]: how many of a tile's rows are real; they are its first ones.
-    `num_tiles` int32 []: how many tiles have work. Entries past it repeat the last tile's expert (0 if there
-    is none), so that a kernel that walks on loads no new weights, with count 0.
+    destinations int32 [T, A]: the row of each pair; P for a pair without an expert.
+    tokens int32 [P]: the token of each row; T for padding.
+    tile_experts int32 [P / tile]: the expert of each tile.
+    tile_counts int32 [P / tile]: how many of a tile's rows are real; they come first.
+    num_tiles int32 []: how many tiles have rows. Tiles past it have the last tile's expert (0 without any)
+    and count
+        0, so a kernel that visits them loads no other weights.
     """
 
     destinations: jax.Array
@@ -56,22 +57,18 @@ class Schedule(NamedTuple):
 
 
 def schedule_rows(num_pairs: int, num_experts: int, tile: int) -> int:
-    """Rows that suffice for `num_pairs` however they are routed: P of a `Schedule`, a multiple of `tile`.
+    """P of a `Schedule`: rows that suffice for `num_pairs` under every route, a multiple of `tile`.
 
-    The worst routing gives one row to as many experts as it can, and fills tiles of one expert with the rest.
+    The worst route gives one pair to each of as many experts as possible, and the rest to one expert.
     """
     started = min(num_pairs, num_experts)
     return (started + (num_pairs - started) // tile) * tile
 
 
 def route(logits: jax.Array, experts_per_token: int, valid: jax.Array | None = None) -> Route:
-    """Chooses each token's experts: the top logits, and a softmax over those chosen alone.
-
-    logits [T, E] of any float dtype; `valid` bool [T] marks real tokens (None: all). Source: the router of
-    the published model.
-    """
-    # top_k may order −0 below +0; they are equal here, and of equal logits the first wins. Compared as bits
-    # because the CPU's arithmetic takes subnormal numbers for zeros, which top_k does not.
+    """See `pallas_kernels.routing.route`."""
+    # top_k may order −0 below +0, but equal logits must keep their order, so −0 becomes +0. The comparison
+    # is of bits, since the CPU's float comparison would also take subnormal numbers for zeros.
     logits = logits.astype(jnp.float32)
     logits = jnp.where(jax.lax.bitcast_convert_type(logits, jnp.uint32) == jnp.uint32(1 << 31), 0.0, logits)
     top, experts = jax.lax.top_k(logits, experts_per_token)
@@ -84,7 +81,7 @@ def route(logits: jax.Array, experts_per_token: int, valid: jax.Array | None = N
 def route_and_schedule(
     logits: jax.Array, experts_per_token: int, tile: int, valid: jax.Array | None = None
 ) -> tuple[Route, Schedule]:
-    """`route`, and the `schedule_tiles` of what it chose."""
+    """See `pallas_kernels.routing.route_and_schedule`."""
     routed = route(logits, experts_per_token, valid)
     return routed, schedule_tiles(routed.experts, logits.shape[-1], tile)
 
@@ -103,7 +100,7 @@ def group_by_expert(experts: jax.Array, num_experts: int) -> Groups:
 
 
 def schedule_tiles(experts: jax.Array, num_experts: int, tile: int) -> Schedule:
-    """The schedule of `experts` int32 [T, A], ids 0 … num_experts (= nowhere), in tiles of `tile` rows."""
+    """See `pallas_kernels.routing.schedule_tiles`."""
     num_tokens, experts_per_token = experts.shape
     ids = experts.reshape(-1)
     rows = schedule_rows(ids.size, num_experts, tile)
@@ -113,7 +110,8 @@ def schedule_tiles(experts: jax.Array, num_experts: int, tile: int) -> Schedule:
     ends = jnp.cumsum(tiles)
     first_tiles = ends - tiles
 
-    # A pair's rank within its expert is its place in the sorted order less the place where the expert starts.
+    # A pair's rank within its expert is its index in the sorted order minus the index where the expert
+    # starts.
     order = jnp.argsort(ids, stable=True)
     shifts = first_tiles * tile - (jnp.cumsum(counts) - counts)
     shifts = shifts.at[ids[order]].get(mode="fill", fill_value=0)

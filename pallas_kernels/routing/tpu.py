@@ -1,9 +1,10 @@
 """Routing on a TPU in one launch: top-k, softmax, counting, ranks and the tile schedule, without a sort.
 
-Tokens lie along the lanes and experts along the sublanes, 128 tokens at a time. Top-k is A rounds of maximum
-and lowest index. A token's rank within its expert is a prefix sum along the lanes: the 0/1 choices times a
-triangular matrix, exact on the matrix unit, with the counts of earlier blocks carried along. The inverse map,
-from rows to tokens, is a scatter; the scalar core does it, one store a pair, in scalar memory.
+Tokens lie along the lanes and experts along the sublanes, 128 tokens at a time. Top-k takes A rounds, each of
+which finds the maximum and its lowest index. A token's rank within its expert is a prefix sum along the
+lanes: the matrix unit multiplies the 0/1 choices by a triangular matrix, exactly, and the counts of earlier
+blocks are added. The inverse map from rows to tokens is a scatter; the scalar core writes it to scalar
+memory, one store per pair.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.platform import Chip, Interpret
 from pallas_kernels.routing.reference import Route, Schedule, schedule_rows
 
 LANES = 128
 SUBLANES = 16
-"""Experts are padded to whole registers of bfloat16."""
+"""Rows of a bfloat16 register; experts are padded to a multiple of it."""
 
 MAX_PAIRS = 1 << 15
-"""As many (token, choice) pairs as scalar memory holds comfortably: destinations and rows, 4 bytes each."""
+"""The (token, choice) pairs for which scalar memory has room: a destination and a row each, 4 bytes both."""
 
 _UNROLL = 8
 
 
 class _Sizes(NamedTuple):
-    """Static sizes of one launch; `tile` 0 means that no schedule is asked for."""
+    """Static sizes of one launch. tile: rows per tile; 0 computes no schedule."""
 
     tokens: int
     active: int
@@ -59,29 +61,38 @@ class _Sizes(NamedTuple):
 
     @property
     def token_rows(self) -> int:
-        """Rows of 128 numbers that hold the token of every row, and one more for pairs routed nowhere."""
+        """Rows of 128 numbers that hold the token of every row, and one
+        number for pairs without an expert.
+        """
         return _round_up(pl.cdiv(self.rows + 1, LANES), 8)
 
 
 def serves(num_tokens: int, experts_per_token: int, tile: int) -> bool:
-    """Whether the kernel takes this size: some tokens, but not more pairs than scalar memory holds; the tile
-    a power of two.
-    """
+    """Whether the kernel supports these sizes: 1 … `MAX_PAIRS` pairs, and a power of two as the tile."""
     return 0 < num_tokens * experts_per_token <= MAX_PAIRS and tile & (tile - 1) == 0
 
 
 def route(
-    logits: jax.Array, experts_per_token: int, valid: jax.Array | None = None, *, interpret: Any = False
+    logits: jax.Array,
+    experts_per_token: int,
+    valid: jax.Array | None = None,
+    *,
+    interpret: Interpret,
+    chip: Chip,
 ) -> Route:
-    """As `reference.route`."""
+    """See `pallas_kernels.routing.route`; the same on every chip."""
+    del chip
     num_tokens, num_experts = logits.shape
     sizes = _Sizes(num_tokens, experts_per_token, num_experts, 0)
     experts, weights = _launch(sizes, interpret, logits=logits, valid=valid)
     return Route(experts.T, weights.T)
 
 
-def schedule_tiles(experts: jax.Array, num_experts: int, tile: int, *, interpret: Any = False) -> Schedule:
-    """As `reference.schedule_tiles`."""
+def schedule_tiles(
+    experts: jax.Array, num_experts: int, tile: int, *, interpret: Interpret, chip: Chip
+) -> Schedule:
+    """See `pallas_kernels.routing.schedule_tiles`; the same on every chip."""
+    del chip
     num_tokens, experts_per_token = experts.shape
     sizes = _Sizes(num_tokens, experts_per_token, num_experts, tile)
     return _schedule(sizes, _launch(sizes, interpret, experts=experts))
@@ -93,9 +104,11 @@ def route_and_schedule(
     tile: int,
     valid: jax.Array | None = None,
     *,
-    interpret: Any = False,
+    interpret: Interpret,
+    chip: Chip,
 ) -> tuple[Route, Schedule]:
-    """As `reference.route_and_schedule`."""
+    """See `pallas_kernels.routing.route_and_schedule`; the same on every chip."""
+    del chip
     num_tokens, num_experts = logits.shape
     sizes = _Sizes(num_tokens, experts_per_token, num_experts, tile)
     experts, weights, *schedule = _launch(sizes, interpret, logits=logits, valid=valid)
@@ -115,13 +128,15 @@ def _schedule(sizes: _Sizes, outputs: Sequence[jax.Array]) -> Schedule:
 
 def _launch(
     sizes: _Sizes,
-    interpret: Any,
+    interpret: Interpret,
     *,
     logits: jax.Array | None = None,
     experts: jax.Array | None = None,
     valid: jax.Array | None = None,
 ) -> Sequence[jax.Array]:
-    """Experts and weights [A, T] if there are logits; destinations, tokens and tiles if there is a tile."""
+    """Launches the kernel. Returns experts and weights [A, T] if logits are given, then destinations, tokens
+    and tiles if `sizes.tile` is not 0.
+    """
     lanes = sizes.padded_tokens
     inputs: dict[str, tuple[jax.Array, tuple[int, int]]] = {}
     if logits is not None:
@@ -137,7 +152,7 @@ def _launch(
     if logits is not None:
         outputs["chosen"] = pairs, pairs_spec
         outputs["weights"] = jax.ShapeDtypeStruct(pairs.shape, jnp.float32), pairs_spec
-    scratch: dict[str, Any] = {}
+    scratch: dict[str, Any] = {}  # jax has no public type for shapes in a memory
     if sizes.tile:
         outputs["destinations"] = pairs, pairs_spec
         outputs["tokens"] = (
@@ -155,7 +170,7 @@ def _launch(
         }
     names = [*inputs, *outputs, *scratch]
 
-    def kernel(*refs: Any) -> None:
+    def kernel(*refs: jax.Ref) -> None:
         _kernel(sizes, dict(zip(names, refs, strict=True)))
 
     return pl.pallas_call(
@@ -172,11 +187,23 @@ def _launch(
     )(*(array for array, _ in inputs.values()))
 
 
-def _kernel(sizes: _Sizes, refs: dict[str, Any]) -> None:
-    """Refs are named as in `_launch`; those that this launch does not have are missing."""
+def _kernel(sizes: _Sizes, refs: dict[str, jax.Ref]) -> None:
+    """The whole launch. refs: reference by name, as in `_launch`; a launch has only those that it needs.
+
+    In VMEM, for A choices, T' tokens (T padded to 128) and E' experts (E padded to 16):
+        logits float32 [E', T']. valid int32 [1, T'], nonzero for real tokens. experts int32 [A, T']: the
+            choices, where they are given; chosen int32 [A, T']: where they are computed.
+        weights float32 [A, T']. destinations int32 [A, T'].
+        tiles int32 [8, padded_tiles]: row 0 holds the tiles' experts, row 1 their counts, row 2 the number of
+            tiles.
+        prefix int32 [E', T'], rows int32 [A padded to 8, T'], padding int32 [token_rows, 128]: scratch.
+    In scalar memory:
+        tokens int32 [token_rows, 128]. scalar_rows int32 [A padded to 8, T']: a copy of rows.
+    semaphores [2]: for the copies of padding and of rows.
+    """
     padding_copy = None
     if sizes.tile:
-        # The token of a row is "none" until a pair claims the row.
+        # Every row starts as padding; the pairs then overwrite theirs.
         refs["padding"][...] = jnp.full((sizes.token_rows, LANES), sizes.tokens, jnp.int32)
         padding_copy = pltpu.make_async_copy(refs["padding"], refs["tokens"], refs["semaphores"].at[0])
         padding_copy.start()
@@ -202,7 +229,7 @@ def _kernel(sizes: _Sizes, refs: dict[str, Any]) -> None:
         for choice in range(sizes.active):
             chosen = source[pl.ds(choice, 1), window]
             row = jnp.sum(jnp.where(experts == chosen, rows, 0), axis=0, keepdims=True)
-            # Lanes past the last token read as anything, and nobody reads what they write.
+            # Lanes past the last token hold undefined numbers, and what they write is never read.
             row = jnp.where((chosen >= 0) & (chosen < sizes.experts), row, sizes.rows)
             refs["destinations"][pl.ds(choice, 1), window] = row
             refs["rows"][pl.ds(choice, 1), window] = row
@@ -215,8 +242,10 @@ def _kernel(sizes: _Sizes, refs: dict[str, Any]) -> None:
     _scatter_tokens(sizes, refs["scalar_rows"], refs["tokens"])
 
 
-def _choose(sizes: _Sizes, refs: dict[str, Any], experts: jax.Array, window: Any) -> jax.Array:
-    """Writes a block's chosen experts and weights; returns bool [E, 128]: who was chosen."""
+def _choose(sizes: _Sizes, refs: dict[str, jax.Ref], experts: jax.Array, window: pl.Slice) -> jax.Array:
+    """Writes a block's chosen experts and weights; returns bool [E,
+    128], True where a token chose an expert.
+    """
     lanes = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1) + window.start
     real = lanes < sizes.tokens
     if "logits" not in refs:
@@ -244,8 +273,10 @@ def _choose(sizes: _Sizes, refs: dict[str, Any], experts: jax.Array, window: Any
     return taken & (experts < sizes.experts) & real
 
 
-def _count(chosen: jax.Array, carried: jax.Array, prefix: Any, window: Any) -> jax.Array:
-    """Writes how many tokens up to and with each one chose each expert; returns the counts so far."""
+def _count(chosen: jax.Array, carried: jax.Array, prefix: jax.Ref, window: pl.Slice) -> jax.Array:
+    """Writes, for each token and expert, how many tokens so far (its own
+    included) chose the expert; returns the new counts.
+    """
     row = jax.lax.broadcasted_iota(jnp.int32, (LANES, LANES), 0)
     column = jax.lax.broadcasted_iota(jnp.int32, (LANES, LANES), 1)
     ones = jnp.where(chosen, 1.0, 0.0).astype(jnp.bfloat16)
@@ -253,8 +284,8 @@ def _count(chosen: jax.Array, carried: jax.Array, prefix: Any, window: Any) -> j
     return carried + _dot(ones, jnp.ones((LANES, LANES), jnp.bfloat16))
 
 
-def _lay_out_tiles(sizes: _Sizes, tiles: Any, experts: jax.Array, counts: jax.Array) -> jax.Array:
-    """Writes the tiles' experts, counts and number; returns each expert's first row.
+def _lay_out_tiles(sizes: _Sizes, tiles: jax.Ref, experts: jax.Array, counts: jax.Array) -> jax.Array:
+    """Writes the tiles' experts, their counts and the number of tiles; returns each expert's first row.
 
     `experts` and `counts` are [E, 128], the same in every lane, and so is the result.
     """
@@ -280,8 +311,8 @@ def _lay_out_tiles(sizes: _Sizes, tiles: Any, experts: jax.Array, counts: jax.Ar
     return firsts << shift
 
 
-def _scatter_tokens(sizes: _Sizes, rows: Any, tokens: Any) -> None:
-    """tokens[row] = token for every pair; pairs routed nowhere write past the last row."""
+def _scatter_tokens(sizes: _Sizes, rows: jax.Ref, tokens: jax.Ref) -> None:
+    """Writes tokens[row] = token for every pair; pairs without an expert write past the last row."""
     unroll = min(_UNROLL, sizes.tokens)
 
     def place(token: jax.Array) -> None:

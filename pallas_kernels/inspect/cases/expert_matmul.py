@@ -1,21 +1,21 @@
-"""The expert kernel at the shapes of gpt-oss, for the schedule inspector."""
+"""The expert kernel in decode steps and prompts."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
 from pallas_kernels.expert_matmul.reference import PackedLinear
-from pallas_kernels.expert_matmul.tiling import Arrangement, TiledExperts, form_for, tile_experts
-from pallas_kernels.expert_matmul.tpu import CORES, MOST_RESIDENT_TOKENS, Members, Plan, launch, plan_for
+from pallas_kernels.expert_matmul.tiling import TiledExperts, WeightLayout, code_format_for, tile_experts
+from pallas_kernels.expert_matmul.tpu import CORES, MAX_RESIDENT_TOKENS, Members, Plan, launch, plan_for
 from pallas_kernels.inspect.case import STEP_BATCHES, Call, Case, Model, uniform_routing
 from pallas_kernels.mxfp4.tiled import padded_inputs
-from pallas_kernels.platform import Chip, Choice
+from pallas_kernels.platform import Chip
 
 HIDDEN = INNER = 2880
 EXPERTS_PER_TOKEN = 4
@@ -24,11 +24,14 @@ EXPERTS: dict[Model, int] = {"20b": 32, "120b": 128}
 LAYERS: dict[Model, int] = {"20b": 24, "120b": 36}
 
 WEIGHTS = 3 * HIDDEN * INNER
-"""Of one expert."""
+"""Weights per expert."""
 
 
-def tiled_shapes(num_experts: int, chip: Chip, *, wide: bool = False) -> TiledExperts:
-    """Shapes and dtypes of a layer's experts in the arrangement of a TPU generation."""
+def tiled_shapes(num_experts: int, chip: Chip, *, wide: bool = False, size: int = HIDDEN) -> TiledExperts:
+    """Shapes and dtypes of a layer's experts in the layout of a TPU generation.
+
+    wide: True for wide scales, False for narrow ones. size: of the hidden and the intermediate axis.
+    """
 
     def packed(*outputs: int, inputs: int) -> PackedLinear:
         shape = num_experts, *outputs
@@ -39,18 +42,18 @@ def tiled_shapes(num_experts: int, chip: Chip, *, wide: bool = False) -> TiledEx
         )
         return PackedLinear(*(_array(*array) for array in arrays))
 
-    arrangement = Arrangement(form_for(chip), wide)
-    tile = functools.partial(tile_experts, form=arrangement.form, arrangements=(arrangement, arrangement))
-    return jax.eval_shape(tile, packed(2, INNER, inputs=HIDDEN), packed(HIDDEN, inputs=INNER))
+    layout = WeightLayout(code_format_for(chip), wide)
+    tile = functools.partial(tile_experts, form=layout.form, layouts=(layout, layout))
+    return jax.eval_shape(tile, packed(2, size, inputs=size), packed(size, inputs=size))
 
 
-def _array(shape: tuple[int, ...], dtype: Any) -> Any:
-    """What stands for an array that is never made."""
-    return jax.ShapeDtypeStruct(shape, dtype)
+def _array(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """A shape and dtype in place of an array."""
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[return-value]
 
 
 def cases(chip: Chip) -> list[Case]:
-    """Decode with few and many tokens for every expert chosen, the batches of decode steps, and prefill."""
+    """Decoding with few and many tokens per expert, the decode steps of both models, and prefill."""
     found = []
     for tokens in (1, 8, 16, 32, 64):
         found.append(_case(chip, "20b", f"decode, {tokens} for each of 4 experts", tokens, [tokens] * 4))
@@ -70,7 +73,7 @@ def _counts(routing: np.ndarray, num_experts: int) -> list[int]:
 
 
 def _case(chip: Chip, model: Model, name: str, num_tokens: int, counts: list[int], *, batch: int = 0) -> Case:
-    """A call in which expert i has counts[i] of the rows."""
+    """A call in which expert i has counts[i] rows."""
     plan = plan_for(num_tokens, sum(counts) / EXPERTS[model], chip)
     tiles = [
         (expert, min(plan.rows, count - first))
@@ -96,7 +99,7 @@ def _case(chip: Chip, model: Model, name: str, num_tokens: int, counts: list[int
 def _call(
     chip: Chip, plan: Plan, num_tokens: int, experts: TiledExperts, tiles: list[tuple[int, int]]
 ) -> Call:
-    resident = num_tokens <= MOST_RESIDENT_TOKENS
+    resident = num_tokens <= MAX_RESIDENT_TOKENS
     table = plan.rows, experts.down.codes.shape[0]
     members = Members(_array(table, jnp.float32), _array(table, jnp.int32))
     x_rows = plan.rows if resident else plan.rows * len(tiles)
@@ -119,7 +122,8 @@ def _call(
             experts=experts,
             plan=plan,
             limit=SWIGLU_LIMIT,
-            choice=Choice("tpu", False, chip),
+            interpret=False,
+            chip=chip,
         )
 
     steps = pl.cdiv(len(tiles), CORES[chip])

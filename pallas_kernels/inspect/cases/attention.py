@@ -1,4 +1,4 @@
-"""What the inspector counts: decode attention at the published models' shapes."""
+"""Attention over pages and rings, and storing of entries."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pallas_kernels.platform import Chip
 
 HEADS, KV_HEADS, HEAD_SIZE, WINDOW = 64, 8, 64, 128
 RING = WINDOW + 16
-"""Tokens in a ring: the window, and the slack of an engine that can take back the tokens of one dispatch."""
+"""Tokens in a ring: the window, and 16 more, so that an engine can take back the tokens of one dispatch."""
 PAGE = 128
 _UNITS, _ROWS, _LANES = entry_layout(KV_HEADS, HEAD_SIZE)
 _LAYERS: dict[Model, int] = {"20b": 12, "120b": 18}
-"""Layers of each kind, full and sliding."""
+"""The number of full layers; there are as many sliding ones."""
 _POOL = 64 * 64
-"""Pages in the pool: as large as an engine's, so that the compiler does not move it into VMEM."""
+"""Pages in the pool: as many as in an engine, so that the compiler does not move the pool into VMEM."""
 _RINGS = 1024
 """Rings in the array, for the same reason; only those of the batch are read."""
 _PROMPT = 2048
@@ -32,9 +32,7 @@ _QUERY_BYTES = HEADS * HEAD_SIZE * 2
 
 
 def cases(chip: Chip) -> list[Case]:
-    """Batches of 1, 8 and 64, contexts of 1,024 and 8,192, the ring of the window; a prompt of 2,048
-    tokens.
-    """
+    """Decoding over pages and rings and storing, for batches of 1, 8 and 64; a prompt of 2,048 tokens."""
     found = [_prompt(chip)]
     for model in _LAYERS:
         for batch in STEP_BATCHES:

@@ -1,4 +1,4 @@
-"""What the inspector counts: one launch of routing and scheduling, at the published models' shapes."""
+"""Routing and scheduling in one launch."""
 
 from __future__ import annotations
 
