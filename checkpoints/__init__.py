@@ -1,4 +1,6 @@
-"""What is on disk: the published layouts of gpt-oss, the converted one, and the embedded tiny model."""
+"""Checkpoints on disk: the two published layouts of gpt-oss, the
+converted layout, and the embedded tiny model.
+"""
 
 from checkpoints.config import CheckpointError, ModelConfig
 from checkpoints.opening import Checkpoint, open_checkpoint

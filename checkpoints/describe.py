@@ -1,7 +1,8 @@
-"""`describe`: what a checkpoint folder is, for people."""
+"""`describe`: a checkpoint folder in a few lines of text."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from checkpoints.config import CheckpointError, ModelConfig
@@ -15,22 +16,33 @@ _LAYOUTS = {
 }
 
 
-def describe(path: str | Path) -> str:
-    """Several lines: layout, sizes, parameters, bytes by part, files, vocabulary, and whether it is complete.
+@dataclasses.dataclass(frozen=True)
+class CheckpointDescription:
+    """The facts about a checkpoint folder."""
+
+    rows: dict[str, str]  # heading → text
+    complete: bool  # True: every tensor exists, with the right shape and dtype
+
+    def __str__(self) -> str:
+        return "\n".join(f"{heading:<10}  {text}" for heading, text in self.rows.items())
+
+
+def describe(path: str | Path) -> CheckpointDescription:
+    """Describes a checkpoint: layout, sizes, parameters, bytes by part, files, vocabulary, and completeness.
 
     Args:
-        path: what `open_checkpoint` takes.
+        path: as for `open_checkpoint`.
 
     Raises:
-        CheckpointError: there is no checkpoint, or its configuration cannot be read. What is missing or wrong
-            among the tensors is part of the description instead.
+        CheckpointError: there is no checkpoint, or its configuration cannot be read. Missing and wrong
+            tensors are part of the description instead.
     """
     folder, layout, config = find_checkpoint(path)
     try:
         open_checkpoint(folder)
-        state = "complete: every tensor is there, of the right shape and dtype"
+        complete, state = True, "complete: every tensor is there, of the right shape and dtype"
     except CheckpointError as error:
-        state = f"NOT complete: {error}"
+        complete, state = False, f"NOT complete: {error}"
     files = [file for file in folder.rglob("*") if file.is_file()]
     vocabulary = VOCABULARY_NAME if (folder / VOCABULARY_NAME).exists() else "o200k_harmony (none of its own)"
     rows = {
@@ -41,7 +53,7 @@ def describe(path: str | Path) -> str:
         "files": f"{len(files):,} with {_size(sum(file.stat().st_size for file in files))}",
         "vocabulary": vocabulary,
     }
-    return "\n".join(f"{name:<10}  {value}" for name, value in rows.items())
+    return CheckpointDescription(rows, complete)
 
 
 def _model(config: ModelConfig) -> dict[str, str]:
@@ -59,7 +71,7 @@ def _model(config: ModelConfig) -> dict[str, str]:
         f"{config.num_kv_heads} KV heads of size {config.head_size}, window {config.sliding_window}",
         "experts": f"{config.num_experts} a layer, {config.experts_per_token} active, "
         f"intermediate {config.intermediate_size}",
-        "context": f"{round(config.yarn_original_length * config.yarn_factor):,} tokens (YaRN: "
+        "context": f"{config.context_length:,} tokens (YaRN: "
         f"{config.yarn_original_length:,} × {config.yarn_factor:g}, theta {config.rope_theta:g})",
         "tokens": f"{config.vocabulary_size:,} vocabulary rows",
         "parameters": f"{_count(count.total)} total, {_count(count.active)} active per token",

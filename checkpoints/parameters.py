@@ -1,4 +1,4 @@
-"""Every parameter of a gpt-oss model under its one name: shape and dtype, and how many there are."""
+"""Every parameter of a gpt-oss model by its canonical name: shape, dtype, and parameter counts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ UINT8 = np.dtype(np.uint8)
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSpec:
-    """Shape and dtype of one parameter as checkpoints hold it."""
+    """Shape and dtype of one parameter in a checkpoint."""
 
     shape: tuple[int, ...]
     dtype: np.dtype = BFLOAT16
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on disk and, as long as nothing converts it, in memory."""
+        """Bytes on disk, and in memory unless the dtype is converted."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
-    """Canonical name → spec, in the order in which a forward pass meets the parameters.
+    """Canonical name → spec, in the order in which a forward pass uses the parameters.
 
-    The names are those of docs/architecture.md. Weights [outputs, inputs]; expert weights are packed MXFP4,
-    `blocks` two weights a byte and `scales` one byte for 32 weights; gate and up are apart (0 gate, 1 up).
+    docs/architecture.md lists the names. Weights are [outputs, inputs]. Expert weights are packed MXFP4:
+    `blocks` has two weights per byte, `scales` one byte per 32 weights. Gate and up are an axis of their own
+    (0 gate, 1 up).
     """
     specs = {"embedding.weight": ParameterSpec((config.vocabulary_size, config.hidden_size))}
     for layer in range(config.num_layers):
@@ -75,14 +76,14 @@ def _expert_specs(name: str, rows: tuple[int, ...], inputs: int) -> dict[str, Pa
 
 @dataclasses.dataclass(frozen=True)
 class ParameterCount:
-    """How many numbers a model learned, and how many of them work on one token."""
+    """How many parameters a model has, and how many of them are active for one token."""
 
     total: int
-    active: int  # without the experts that the router leaves out and the input embedding, a look-up
+    active: int  # without the experts that the router does not choose, and without the input embedding
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
-    """The model's parameters as its authors count them: a packed weight is one, a scale is none."""
+    """Counts parameters as the model's authors do: a packed weight is one parameter, a scale is none."""
     total = inactive = 0
     for name, spec in parameter_specs(config).items():
         if name.endswith(".scales"):

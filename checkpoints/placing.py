@@ -1,4 +1,4 @@
-"""From bytes on disk to arrays on devices: one copy, and only of what this process's devices hold."""
+"""From bytes on disk to arrays on devices, with one copy, and only the parts of this process's devices."""
 
 from __future__ import annotations
 
@@ -7,48 +7,57 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from checkpoints.config import CheckpointError
 from checkpoints.parameters import UINT8, ParameterSpec
 
-Reader = Callable[[tuple[slice, ...], np.ndarray, bool], None]
-"""Reads the part of a stored array that an index names into an array of that part's shape.
+if TYPE_CHECKING:
+    import jax
+    from jax.typing import DTypeLike
 
-The flag asks not to leave what was read in the system's file cache.
+Reader = Callable[[tuple[slice, ...], np.ndarray, bool], None]
+"""Reads a part of a stored array. Arguments: the part's index, an array of the part's shape that receives it,
+and a flag: True asks the system to drop the data from its file cache afterwards.
 """
 
-Shardings = Callable[[str], jax.sharding.Sharding]
-"""Parameter name → where its shards go."""
+Shardings = Callable[[str], "jax.sharding.Sharding"]
+"""Gives the sharding of a parameter by its name."""
 
-_PIECE = 16 << 20  # bytes read at a time
-_THREADS = 4  # parameters read at the same time: enough to keep a disk busy while memory is being filled
-_ALIGNMENT = 64  # of what a CPU device takes over without copying it
+_READ_BYTES = 16 << 20  # bytes per read
+_THREADS = 4  # parameters read in parallel: enough to keep a disk busy
+_ALIGNMENT = 64  # bytes; a CPU device takes over memory with this alignment without a copy
 
 
 def place_all(
     parameters: Mapping[str, tuple[ParameterSpec, Reader]],
     shardings: Shardings | None,
-    dtype: Any,
+    dtype: DTypeLike | None,
     padded: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, jax.Array]:
-    """Stored parameters on their devices, a few at a time; see `place`. No shardings: the first device.
-    `padded`: the shapes of parameters that become larger.
+    """Places stored parameters on their devices, a few at a time.
 
-    Where memory cannot hold the weights and a copy of their files, the files are not left in the system's
-    cache: they would only push each other, or something useful, out.
+    If memory cannot hold both the weights and the system's cache of their files, the files are dropped from
+    that cache after reading; they would only displace each other.
+
+    Args:
+        parameters: name → shape and dtype as stored, and the reader.
+        shardings: gives the sharding of each parameter; None puts all on the first device.
+        dtype: the dtype of all parameters that are not packed (uint8); None keeps the stored dtype.
+        padded: larger shapes for some parameters, which are padded with zeros; None pads none.
     """
-    once = 2 * sum(spec.num_bytes for spec, _ in parameters.values()) > _physical_memory()
+    import jax  # imported here, so that opening and checking a checkpoint needs no jax
+
+    drop_cache = 2 * sum(spec.num_bytes for spec, _ in parameters.values()) > _physical_memory()
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def load(name: str) -> jax.Array:
         spec, read = parameters[name]
         sharding = shardings(name) if shardings else first
         shape = (padded or {}).get(name)
-        return place(spec, lambda index, out: read(index, out, once), sharding, dtype, shape)
+        return place(spec, lambda index, out: read(index, out, drop_cache), sharding, dtype, shape)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(parameters, pool.map(load, parameters), strict=True))
@@ -58,18 +67,20 @@ def place(
     spec: ParameterSpec,
     read: Callable[[tuple[slice, ...], np.ndarray], None],
     sharding: jax.sharding.Sharding,
-    dtype: Any,
+    dtype: DTypeLike | None,
     padded: tuple[int, ...] | None = None,
 ) -> jax.Array:
-    """A stored parameter on its devices; each distinct shard is read once, straight into its own memory.
+    """Places a stored parameter on its devices. Each distinct shard is read once, into its own memory.
 
     Args:
         spec: shape and dtype as stored.
         read: a `Reader` without its flag.
-        sharding: where it goes.
-        dtype: what it becomes unless it is packed (uint8); None: as stored.
-        padded: its shape there, filled up with zeros; None: as stored.
+        sharding: the sharding of the parameter.
+        dtype: its dtype, unless it is packed (uint8); None keeps the stored dtype.
+        padded: a larger shape, padded with zeros; None keeps the stored shape.
     """
+    import jax
+
     shape = padded or spec.shape
     target = spec.dtype if dtype is None or spec.dtype == UINT8 else np.dtype(dtype)
     shards: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
@@ -112,12 +123,12 @@ def read_part(
     spec: ParameterSpec,
     index: tuple[slice, ...],
     out: np.ndarray,
-    once: bool = False,
+    drop_cache: bool = False,
 ) -> None:
-    """Reads `array[index]` of the array that begins `offset` bytes into a file (C order) into `out`.
+    """Reads `array[index]` into `out`, where the array (C order) starts at byte `offset` of the file.
 
-    Whole rows are read straight into `out`; anything else through a memory map, only the pages it touches.
-    `once`: whole rows do not stay in the system's file cache, where the system can be told so.
+    Whole rows are read directly into `out`. Other parts are read through a memory map, which touches only the
+    pages that it needs. drop_cache: True drops whole rows from the system's file cache after reading.
 
     Raises:
         CheckpointError: the file ends too early.
@@ -131,10 +142,10 @@ def read_part(
         position = offset + index[0].start * math.prod(spec.shape[1:]) * spec.dtype.itemsize
         stream.seek(position)
         while left:
-            count = stream.readinto(left[:_PIECE])
+            count = stream.readinto(left[:_READ_BYTES])
             if not count:
                 raise CheckpointError(f"{file}: is cut short")
-            if once and hasattr(os, "posix_fadvise"):
+            if drop_cache and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(stream.fileno(), position, count, os.POSIX_FADV_DONTNEED)
             position += count
             left = left[count:]

@@ -1,8 +1,8 @@
-"""The two published layouts of a gpt-oss checkpoint: which tensor holds each parameter, and where in it.
+"""The two published layouts of a gpt-oss checkpoint: which tensor holds each parameter, and where.
 
-The Hugging Face layout has one tensor per parameter, OpenAI's `original/` layout stacks query, key and value.
-Both interleave the rows of gate and up (even rows gate) and keep MXFP4 blocks of 16 bytes as an axis of their
-own. Every difference is a change of view, so one table serves reading and writing.
+The Hugging Face layout has one tensor per parameter; OpenAI's `original/` layout stacks query, key and value.
+Both interleave the rows of gate and up (even rows are gate), and both have an axis of 16 for the bytes of an
+MXFP4 block. Each parameter is a view of its tensor, so one table serves reading and writing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoints.config import CheckpointError, ModelConfig
+from checkpoints.config import CheckpointError, ModelConfig, shown_name
 from checkpoints.parameters import ParameterSpec, parameter_specs
 from checkpoints.published_config import Layout
 from checkpoints.safetensors_files import StoredTensor, list_tensors
@@ -74,21 +74,24 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a published layout keeps one parameter."""
+    """Where a published layout stores one parameter."""
 
     tensor: str
     tensor_shape: tuple[int, ...]
     parameter: ParameterSpec
-    first_row: int = 0  # of the tensor, whose next rows are the parameter
-    interleaved: bool = False  # rows of gate and up take turns
+    first_row: int = 0  # the row of the tensor where the parameter begins
+    interleaved: bool = False  # True: rows of gate and up alternate
 
     @property
     def start_byte(self) -> int:
-        """Where in its tensor a parameter that is not interleaved begins."""
+        """The byte of the tensor at which the parameter begins.
+
+        Only for parameters that are not interleaved.
+        """
         return self.first_row * math.prod(self.tensor_shape[1:]) * self.parameter.dtype.itemsize
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
-        """The parameter, in its canonical shape, as a view of its tensor: to read from or to write into."""
+        """The parameter as a view of its tensor, in its canonical shape, for reading or for writing."""
         if not self.interleaved:
             rows = tensor[self.first_row : self.first_row + self.parameter.shape[0]]
             return rows.reshape(self.parameter.shape)
@@ -97,7 +100,7 @@ class Source:
 
 
 def sources(config: ModelConfig, layout: Layout) -> dict[str, Source]:
-    """Canonical parameter name → where `layout` keeps it."""
+    """Canonical parameter name → where `layout` stores it."""
     query_rows = config.num_heads * config.head_size
     key_rows = config.num_kv_heads * config.head_size
     first_rows = {"query": 0, "key": query_rows, "value": query_rows + key_rows}
@@ -132,22 +135,22 @@ def published_tensors(config: ModelConfig, layout: Layout) -> dict[str, tuple[tu
 
 
 def find_tensors(folder: Path, config: ModelConfig, layout: Layout) -> dict[str, StoredTensor]:
-    """The folder's tensors, every one of them checked against the configuration; no data is read.
+    """The folder's tensors, after checking each of them against the configuration. Reads no data.
 
     Raises:
-        CheckpointError: one line with everything that is missing, surplus or wrong.
+        CheckpointError: one line with everything that is missing, unexpected or wrong.
     """
     tensors, problems = list_tensors(folder)
     expected = published_tensors(config, layout)
     missing = [name for name in expected if name not in tensors]
-    surplus = [name for name in tensors if name not in expected]
+    unexpected = [name for name in tensors if name not in expected]
     wrong = []
     for name, (shape, dtype) in expected.items():
         tensor = tensors.get(name)
         if tensor is not None and (tensor.shape != shape or tensor.dtype != dtype):
-            wrong.append(f"{name} is {tensor.describe()} and must be {dtype} {list(shape)}")
+            wrong.append(f"{name} is {tensor.describe()}: it must be {dtype} {list(shape)}")
     report = list(problems)
-    for kind, names in (("missing", missing), ("surplus", surplus), ("wrong", wrong)):
+    for kind, names in (("missing", missing), ("unexpected", unexpected), ("wrong", wrong)):
         if names:
             report.append(f"{len(names)} {kind} of {len(expected)} tensors: {_some(names)}")
     if report:
@@ -155,6 +158,6 @@ def find_tensors(folder: Path, config: ModelConfig, layout: Layout) -> dict[str,
     return tensors
 
 
-def _some(names: list[str], most: int = 12) -> str:
-    more = f", and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _some(names: list[str], limit: int = 12) -> str:
+    more = f", and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(shown_name, names[:limit])) + more

@@ -1,25 +1,30 @@
-"""The two published forms of `config.json`, read into `ModelConfig` and written from it.
+"""Reads and writes the two published forms of `config.json`, from and to `ModelConfig`.
 
-Hugging Face's form describes a family of models; what gpt-oss fixes (its activation, its alternating layers,
-YaRN without truncation, …) is checked here, so that a checkpoint this model cannot represent is refused
-instead of running wrongly.
+Hugging Face's form describes many models. `HUGGINGFACE_FIELDS` lists what happens to each field: it is used;
+it is checked, because gpt-oss has only one value for it (its activation, its alternating layers, YaRN without
+truncation, …); or it has no effect on what a model computes. So a checkpoint that this model cannot represent
+is refused and never runs wrongly.
+
+Unknown fields are ignored at the top level: public files contain fields of the tools that wrote them, and no
+implementation of gpt-oss computes with those. Inside RoPE's object they are refused, since every field there
+changes what is computed.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from checkpoints.config import CheckpointError, ModelConfig
+from checkpoints.config import WHOLE_FIELDS, CheckpointError, ModelConfig, check_value, shown, shown_name
+from checkpoints.files import read_json
+from pallas_kernels.swiglu import SWIGLU_ALPHA
 
 Layout = Literal["huggingface", "original"]
 RopeKey = Literal["rope_scaling", "rope_parameters"]
 
 CONFIG_NAME = "config.json"
-SWIGLU_ALPHA = 1.702
 
 _HUGGINGFACE_SIZES = {
     "num_layers": "num_hidden_layers",
@@ -45,37 +50,130 @@ _ORIGINAL_CONSTANTS = {
     "yarn_beta_fast": "rope_ntk_beta",
     "swiglu_limit": "swiglu_limit",
 }
-_FIXED = {  # field: the only value, which is also what leaving the field out means
-    "hidden_act": "silu",
-    "attention_bias": True,
-    "tie_word_embeddings": False,
-    "swiglu_alpha": SWIGLU_ALPHA,
+_ABSENT = object()
+_FIXED: dict[str, tuple[Any, ...]] = {  # field: its allowed values; messages name the first one
+    "hidden_act": ("silu", _ABSENT),
+    "attention_bias": (True, _ABSENT),
+    "tie_word_embeddings": (False, _ABSENT),
+    "swiglu_alpha": (SWIGLU_ALPHA, _ABSENT),
+    "partial_rotary_factor": (1.0, None, _ABSENT),
+    "per_layer_config": (None, {}, _ABSENT),
+    "is_encoder_decoder": (False, _ABSENT),
 }
+_ALIASES = {  # field: another field with the same meaning, which must have the same value
+    "num_experts_per_tok": "experts_per_token",
+    "num_local_experts": "num_experts",
+}
+HUGGINGFACE_FIELDS: dict[str, Literal["used", "checked", "no effect"]] = {
+    # Sizes and constants.
+    "num_hidden_layers": "used",
+    "vocab_size": "used",
+    "hidden_size": "used",
+    "intermediate_size": "used",
+    "num_attention_heads": "used",
+    "num_key_value_heads": "used",
+    "head_dim": "used",
+    "num_local_experts": "used",
+    "num_experts": "used",
+    "num_experts_per_tok": "used",
+    "experts_per_token": "used",
+    "sliding_window": "used",
+    "max_position_embeddings": "used",
+    "rope_theta": "used",
+    "rope_scaling": "used",
+    "rope_parameters": "used",
+    "rms_norm_eps": "used",
+    "swiglu_limit": "used",
+    "eos_token_id": "used",
+    # Fixed in gpt-oss, or the same as another field.
+    "model_type": "checked",
+    "layer_types": "checked",
+    "quantization_config": "checked",
+    "initial_context_length": "checked",
+    "original_max_position_embeddings": "checked",
+    "hidden_act": "checked",
+    "attention_bias": "checked",
+    "tie_word_embeddings": "checked",
+    "swiglu_alpha": "checked",
+    "partial_rotary_factor": "checked",
+    "per_layer_config": "checked",
+    "is_encoder_decoder": "checked",
+    # About training, or about what a call returns.
+    "attention_dropout": "no effect",
+    "initializer_range": "no effect",
+    "router_aux_loss_coef": "no effect",
+    "output_router_logits": "no effect",
+    "output_attentions": "no effect",
+    "output_hidden_states": "no effect",
+    "return_dict": "no effect",
+    "use_cache": "no effect",
+    "chunk_size_feed_forward": "no effect",
+    "problem_type": "no effect",
+    "id2label": "no effect",
+    "label2id": "no effect",
+    # The origin of the file. The dtype is taken from the tensors.
+    "architectures": "no effect",
+    "transformers_version": "no effect",
+    "_name_or_path": "no effect",
+    "name_or_path": "no effect",
+    "dtype": "no effect",
+    "torch_dtype": "no effect",
+    # Prompts are rendered as harmony, and padding needs no token.
+    "bos_token_id": "no effect",
+    "pad_token_id": "no effect",
+}
+"""Every known field of Hugging Face's form, and what is done with it."""
+
+_ROPE_FIELDS = frozenset(
+    (
+        "rope_type",
+        "type",
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "partial_rotary_factor",
+    )
+)
 
 
 def read_config(path: Path) -> tuple[Layout, ModelConfig]:
-    """Which published layout the `config.json` at `path` belongs to, and what it says.
+    """Reads the `config.json` at `path`: its layout and its configuration.
 
     Raises:
         CheckpointError: one line with the field, its value and what is allowed.
     """
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{path}: must be a JSON object")
+    fields = read_json(path)
     try:
         return parse_config(fields)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
+def read_eos_token_ids(path: Path) -> tuple[int, ...]:
+    """The tokens that end a generation, from the `config.json` at `path`; () if it does not name them.
+
+    Raises:
+        CheckpointError: the file cannot be read, or `eos_token_id` is not a token or a list of tokens.
+    """
+    try:
+        return _eos_token_ids(read_json(path))
+    except CheckpointError as error:
+        message = str(error)
+        raise CheckpointError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+
 def parse_config(fields: Mapping[str, Any]) -> tuple[Layout, ModelConfig]:
     """`read_config` for the fields of a `config.json` that is already in memory."""
+    _eos_token_ids(fields)
     if "model_type" in fields:
         if fields["model_type"] != "gpt_oss":
-            raise CheckpointError(f"model_type is {fields['model_type']!r}: it must be 'gpt_oss'")
+            raise CheckpointError(f'model_type is {shown(fields["model_type"])}: it must be "gpt_oss"')
         return "huggingface", _from_huggingface(fields)
     if "num_experts" in fields:
         return "original", _from_original(fields)
@@ -84,36 +182,62 @@ def parse_config(fields: Mapping[str, Any]) -> tuple[Layout, ModelConfig]:
     )
 
 
+def _eos_token_ids(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    value = fields.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise CheckpointError(f"eos_token_id is {shown(value)}: it must be a token or a list of tokens")
+    return tuple(ids)
+
+
 def _from_original(fields: Mapping[str, Any]) -> ModelConfig:
-    sizes = {ours: _whole(fields, theirs) for ours, theirs in _ORIGINAL_SIZES.items()}
-    constants = {ours: _number(fields, theirs) for ours, theirs in _ORIGINAL_CONSTANTS.items()}
-    return ModelConfig(**sizes, **constants)  # type: ignore[arg-type]
+    names = _ORIGINAL_SIZES | _ORIGINAL_CONSTANTS
+    values = {ours: _value(fields, theirs, ours) for ours, theirs in names.items()}
+    return _model(values, round(values["yarn_original_length"] * values["yarn_factor"]))
 
 
 def _from_huggingface(fields: Mapping[str, Any]) -> ModelConfig:
-    if "num_experts_per_tok" not in fields and "experts_per_token" in fields:
-        fields = {**fields, "num_experts_per_tok": fields["experts_per_token"]}
-    sizes = {ours: _whole(fields, theirs) for ours, theirs in _HUGGINGFACE_SIZES.items()}
-    for name, only in _FIXED.items():
-        if fields.get(name, only) != only:
-            raise CheckpointError(f"{name} is {fields[name]!r}: it must be {only!r}")
+    fields = dict(fields)
+    for name, alias in _ALIASES.items():
+        if alias in fields and fields.setdefault(name, fields[alias]) != fields[alias]:
+            raise CheckpointError(f"{alias} is {shown(fields[alias])}, but {name} is {shown(fields[name])}")
+    values = {ours: _value(fields, theirs, ours) for ours, theirs in _HUGGINGFACE_SIZES.items()}
+    for name, allowed in _FIXED.items():
+        _check_fixed(name, fields.get(name, _ABSENT), allowed)
     types = fields.get("layer_types")
-    expected = _layer_types(sizes["num_layers"])
+    expected = _layer_types(values["num_layers"])
     if types is not None and types != expected:
         raise CheckpointError(
-            f"layer_types is {types!r}: it must alternate, {len(expected)} long, from sliding_attention "
+            f"layer_types is {shown(types)}: it must alternate, {len(expected)} long, from sliding_attention "
             "to full_attention"
         )
     quantization = fields.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if method not in (None, "mxfp4"):
-        raise CheckpointError(f"quantization_config.quant_method is {method!r}: it must be 'mxfp4'")
-    return ModelConfig(
-        **sizes,
-        **_rope(fields),
-        swiglu_limit=_number(fields, "swiglu_limit", 7.0),
-        norm_epsilon=_number(fields, "rms_norm_eps", 1e-5),
-    )
+        raise CheckpointError(f'quantization_config.quant_method is {shown(method)}: it must be "mxfp4"')
+    values |= _rope(fields)
+    for name in ("initial_context_length", "original_max_position_embeddings"):
+        length = fields.get(name)
+        if length is not None and length != values["yarn_original_length"]:
+            raise CheckpointError(
+                f"{name} is {shown(length)}: it must be {values['yarn_original_length']}, RoPE's "
+                "original_max_position_embeddings"
+            )
+    values["swiglu_limit"] = _value(fields, "swiglu_limit", "swiglu_limit", 7.0)
+    values["norm_epsilon"] = _value(fields, "rms_norm_eps", "norm_epsilon", 1e-5)
+    context = _value(fields, "max_position_embeddings", "context_length", ModelConfig.context_length)
+    return _model(values, context)
+
+
+def _model(values: dict[str, Any], context_length: int) -> ModelConfig:
+    check_value("context_length", context_length, "the context's length")
+    return ModelConfig(**values, context_length=context_length)
+
+
+def _check_fixed(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    # 1 == True in Python, but not in JSON.
+    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
+        raise CheckpointError(f"{name} is {shown(value)}: it must be {shown(allowed[0])}")
 
 
 def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,61 +245,85 @@ def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: fields[key] for key in ("rope_scaling", "rope_parameters") if fields.get(key) is not None}
     if not found:
         raise CheckpointError("has neither rope_scaling nor rope_parameters: gpt-oss needs YaRN's constants")
-    read = {}
-    for key, rope in found.items():
-        if not isinstance(rope, dict):
-            raise CheckpointError(f"{key} is {rope!r}: it must be an object")
-        kind = rope.get("rope_type", rope.get("type"))
-        if kind != "yarn":
-            raise CheckpointError(f"{key}.rope_type is {kind!r}: it must be 'yarn'")
-        if rope.get("truncate", True) is not False:  # transformers truncates unless told otherwise
-            raise CheckpointError(f"{key}.truncate is {rope.get('truncate', True)!r}: it must be false")
-        beside, inside = fields.get("rope_theta"), rope.get("rope_theta")
-        if beside is not None and inside is not None and beside != inside:
-            raise CheckpointError(f"{key}.rope_theta is {inside!r}: it must be {beside!r}, as rope_theta is")
-        prefixed = {f"{key}.{name}": value for name, value in rope.items()}
-        prefixed[f"{key}.rope_theta"] = beside if inside is None else inside
-        factor = _number(prefixed, f"{key}.factor")
-        attention = rope.get("attention_factor")
-        if attention is not None and not math.isclose(attention, yarn_attention_factor(factor), rel_tol=1e-6):
+    read = [_rope_object(key, rope, fields.get("rope_theta")) for key, rope in found.items()]
+    if read[0] != read[-1]:
+        raise CheckpointError(f"rope_scaling and rope_parameters disagree: {shown(read)}")
+    return read[0]
+
+
+def _rope_object(key: str, rope: Any, theta_beside: Any) -> dict[str, Any]:
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"{key} is {shown(rope)}: it must be an object")
+    for name in rope:
+        if name not in _ROPE_FIELDS:
             raise CheckpointError(
-                f"{key}.attention_factor is {attention!r}: it must be {yarn_attention_factor(factor)!r}, "
-                "0.1·ln(factor) + 1"
+                f"{key}.{shown_name(name)} is not known: it would change what RoPE computes"
             )
-        read[key] = {
-            "rope_theta": _number(prefixed, f"{key}.rope_theta"),
-            "yarn_factor": factor,
-            "yarn_original_length": _whole(prefixed, f"{key}.original_max_position_embeddings"),
-            "yarn_beta_fast": _number(prefixed, f"{key}.beta_fast", 32.0),
-            "yarn_beta_slow": _number(prefixed, f"{key}.beta_slow", 1.0),
-        }
-    values = list(read.values())
-    if values[0] != values[-1]:
-        raise CheckpointError(f"rope_scaling and rope_parameters disagree: {values[0]} and {values[-1]}")
-    return values[0]
+    for name in ("rope_type", "type"):
+        if name in rope or (name == "rope_type" and "type" not in rope):
+            _check_fixed(f"{key}.{name}", rope.get(name), ("yarn",))
+    # transformers truncates by default.
+    _check_fixed(f"{key}.truncate", rope.get("truncate", True), (False,))
+    _check_fixed(f"{key}.partial_rotary_factor", rope.get("partial_rotary_factor"), (1.0, None))
+    theta_inside = rope.get("rope_theta")
+    if theta_beside is not None and theta_inside is not None and theta_beside != theta_inside:
+        raise CheckpointError(
+            f"{key}.rope_theta is {shown(theta_inside)}: it must be {shown(theta_beside)}, as rope_theta is"
+        )
+    prefixed = {f"{key}.{name}": value for name, value in rope.items()}
+    prefixed[f"{key}.rope_theta"] = theta_beside if theta_inside is None else theta_inside
+    values = {
+        "rope_theta": _value(prefixed, f"{key}.rope_theta", "rope_theta"),
+        "yarn_factor": _value(prefixed, f"{key}.factor", "yarn_factor"),
+        "yarn_original_length": _value(
+            prefixed, f"{key}.original_max_position_embeddings", "yarn_original_length"
+        ),
+        "yarn_beta_fast": _value(prefixed, f"{key}.beta_fast", "yarn_beta_fast", 32.0),
+        "yarn_beta_slow": _value(prefixed, f"{key}.beta_slow", "yarn_beta_slow", 1.0),
+    }
+    _check_attention_factor(key, rope, values["yarn_factor"])
+    return values
 
 
-def yarn_attention_factor(factor: float) -> float:
-    """YaRN's scaling of the attention logits' cosines and sines, 0.1·ln(factor) + 1."""
-    return 0.1 * math.log(factor) + 1.0
+def _check_attention_factor(key: str, rope: Mapping[str, Any], factor: float) -> None:
+    """Checks that cosines and sines are scaled by YaRN's own factor, 0.1·ln(factor) + 1.
+
+    `attention_factor` is that factor. Without it, `mscale` and `mscale_all_dim` change it if both are given
+    and not 0: (0.1·mscale·ln(factor) + 1) / (0.1·mscale_all_dim·ln(factor) + 1).
+    """
+    scales = {}
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        value = rope.get(name)
+        known = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+        if not known or not 0 <= (value or 0) <= 1e6:
+            raise CheckpointError(f"{key}.{name} is {shown(value)}: it must be a number from 0 to 1,000,000")
+        scales[name] = value
+    expected = yarn_attention_factor(factor)
+    given, names = scales["attention_factor"], "attention_factor"
+    if given is None and scales["mscale"] and scales["mscale_all_dim"]:
+        names = "mscale / mscale_all_dim"
+        given = yarn_attention_factor(factor, scales["mscale"])
+        given /= yarn_attention_factor(factor, scales["mscale_all_dim"])
+    if given is not None and not math.isclose(given, expected, rel_tol=1e-6):
+        raise CheckpointError(
+            f"{key}.{names} scales by {given!r}: it must scale by {expected!r}, 0.1·ln(factor) + 1"
+        )
 
 
-def _whole(fields: Mapping[str, Any], name: str) -> int:
-    if name not in fields:
-        raise CheckpointError(f"has no {name}")
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"{name} is {value!r}: it must be a positive whole number")
-    return value
+def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
+    """YaRN's factor on cosines and sines: 0.1·scale·ln(factor) + 1."""
+    return 0.1 * scale * math.log(factor) + 1.0
 
 
-def _number(fields: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    value = fields.get(name, default)
+def _value(fields: Mapping[str, Any], theirs: str, ours: str, default: float | None = None) -> Any:
+    """A field's value, checked for its field of `ModelConfig`. Null counts as missing."""
+    value = fields.get(theirs)
     if value is None:
-        raise CheckpointError(f"has no {name}")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise CheckpointError(f"{name} is {value!r}: it must be a number greater than 0")
-    return float(value)
+        value = default
+    if value is None:
+        raise CheckpointError(f"has no {theirs}")
+    check_value(ours, value, theirs)
+    return value if ours in WHOLE_FIELDS else float(value)
 
 
 def _layer_types(num_layers: int) -> list[str]:
@@ -183,7 +331,9 @@ def _layer_types(num_layers: int) -> list[str]:
 
 
 def huggingface_config(config: ModelConfig, rope_key: RopeKey = "rope_scaling") -> dict[str, Any]:
-    """The `config.json` that transformers reads, RoPE's constants under the key of one or the other age."""
+    """The `config.json` for transformers. rope_key: the field of RoPE's
+    constants, whose name depends on its version.
+    """
     rope: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": config.yarn_factor,
@@ -202,7 +352,7 @@ def huggingface_config(config: ModelConfig, rope_key: RopeKey = "rope_scaling") 
         **{theirs: getattr(config, ours) for ours, theirs in _HUGGINGFACE_SIZES.items()},
         "layer_types": _layer_types(config.num_layers),
         "initial_context_length": config.yarn_original_length,
-        "max_position_embeddings": round(config.yarn_original_length * config.yarn_factor),
+        "max_position_embeddings": config.context_length,
         **rope_fields,
         "rms_norm_eps": config.norm_epsilon,
         "swiglu_limit": config.swiglu_limit,
@@ -227,7 +377,7 @@ def original_config(config: ModelConfig) -> dict[str, Any]:
     """The `config.json` of OpenAI's `original/` folder.
 
     Raises:
-        CheckpointError: the norms' epsilon is not the one that this form takes for granted.
+        CheckpointError: the norms' epsilon is not 1e-5; this form has no field for it.
     """
     if config.norm_epsilon != 1e-5:
         raise CheckpointError(f"norm_epsilon is {config.norm_epsilon}: the original layout allows only 1e-05")

@@ -1,13 +1,12 @@
-"""Random checkpoints of any configuration, in either published layout, for tests and benchmarks.
+"""Random checkpoints of any configuration, in either published layout; for tests and benchmarks.
 
-A parameter's values depend on the seed and its canonical name only: both layouts of one seed hold the same
-model. Nothing is zero that training would have moved from zero (sinks, biases), and magnitudes keep the
-activations of a deep model finite.
+A parameter's values depend only on the seed and its canonical name, so both layouts of one seed hold the same
+model. Sinks and biases are not zero, as after training, and magnitudes keep the activations of a deep model
+finite.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -15,11 +14,12 @@ import numpy as np
 from tqdm import tqdm
 
 from checkpoints.config import GPT_OSS_20B, GPT_OSS_120B, CheckpointError, ModelConfig
+from checkpoints.files import read_json
 from checkpoints.published import published_tensors
 from checkpoints.published_config import Layout, RopeKey, parse_config
 from checkpoints.writing import write_published
 
-_CHUNK_ELEMENTS = 1 << 22  # bounds what generating holds beside the tensor itself
+_CHUNK_ELEMENTS = 1 << 22  # bounds the memory for generating, beside the tensor itself
 _SCALES = (118, 123)  # E8M0 bytes, both included: 2^-9 … 2^-4, the range of the published weights
 
 
@@ -33,16 +33,16 @@ def write_random(
     shard_bytes: int = 5_000_000_000,
     progress: bool = False,
 ) -> None:
-    """Writes a random checkpoint, one tensor in memory at a time.
+    """Writes a random checkpoint, with one tensor in memory at a time.
 
     Args:
-        path: the folder, made if need be.
+        path: the folder; it is created if it does not exist.
         config: the model's sizes.
-        seed: same seed, same weights, whatever the layout.
-        layout: which published layout.
-        rope_key: in the Hugging Face layout, where RoPE's constants stand in `config.json`.
-        shard_bytes: how large a safetensors file may grow.
-        progress: shows a bar.
+        seed: the same seed gives the same weights in both layouts.
+        layout: the published layout to write.
+        rope_key: in the Hugging Face layout, the field of `config.json` for RoPE's constants.
+        shard_bytes: the largest size of a safetensors file, unless a single tensor is larger.
+        progress: True shows a progress bar; False shows nothing.
 
     Raises:
         CheckpointError: the folder already holds a checkpoint.
@@ -67,7 +67,7 @@ def write_random(
 
 
 def fill_random(name: str, out: np.ndarray, seed: int) -> None:
-    """Fills `out` with the values that parameter `name` has in the random checkpoint of `seed`."""
+    """Fills `out` with the values of parameter `name` in the random checkpoint of `seed`."""
     generator = np.random.Generator(np.random.SFC64([seed, *name.encode()]))
     rows = max(1, _CHUNK_ELEMENTS // math.prod(out.shape[1:]))
     for start in range(0, out.shape[0], rows):
@@ -83,7 +83,7 @@ def fill_random(name: str, out: np.ndarray, seed: int) -> None:
 
 
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Centre and half width of the uniform distribution of a bfloat16 parameter."""
+    """The centre and half the width of the uniform distribution of a bfloat16 parameter."""
     if name.endswith("norm.scale"):
         return 1.0, 0.5
     if name.endswith("sinks"):
@@ -92,18 +92,18 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.0, 0.5
     if name == "embedding.weight":
         return 0.0, 1.0
-    return 0.0, math.sqrt(3 / shape[-1])  # keeps the variance of what it multiplies
+    return 0.0, math.sqrt(3 / shape[-1])  # keeps the variance of its inputs
 
 
 def named_config(word: str) -> ModelConfig:
-    """The model called "20b" or "120b", or the one that a published `config.json` file describes.
+    """The configuration called "20b" or "120b", or that of a published `config.json` file.
 
     Raises:
-        CheckpointError: neither.
+        CheckpointError: `word` is neither.
     """
     if word in ("20b", "120b"):
         return GPT_OSS_20B if word == "20b" else GPT_OSS_120B
     try:
-        return parse_config(json.loads(Path(word).read_text(encoding="utf-8")))[1]
-    except (OSError, ValueError) as error:
+        return parse_config(read_json(Path(word)))[1]
+    except CheckpointError as error:
         raise CheckpointError(f"config is {word}: it must be 20b, 120b or a config.json: {error}") from None

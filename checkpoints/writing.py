@@ -1,4 +1,4 @@
-"""Writing a checkpoint in a published layout, tensor by tensor."""
+"""Writes a checkpoint in a published layout, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -28,30 +28,35 @@ def write_published(
     layout: Layout = "huggingface",
     rope_key: RopeKey = "rope_scaling",
     shard_bytes: int = 5_000_000_000,
+    eos_token_id: int | None = None,
     on_tensor: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Writes a checkpoint that `open_checkpoint`, and in the Hugging Face layout transformers, can read.
+    """Writes a checkpoint that `open_checkpoint` can read; transformers can read the Hugging Face layout.
 
-    One tensor is in memory at a time. `config.json` comes last, so that an interrupted folder is not taken
-    for a checkpoint.
+    Only one tensor is in memory at a time. `config.json` is written last, so that an incomplete folder does
+    not pass for a checkpoint.
 
     Args:
-        folder: made if need be.
-        config: the model.
-        fill: called with each canonical parameter name and a writable view of the parameter's shape and dtype
-            (the parts of one stacked tensor one after the other), into which it puts the values.
-        layout: which published layout.
-        rope_key: in the Hugging Face layout, where RoPE's constants stand in `config.json`.
-        shard_bytes: how large a safetensors file may grow.
-        on_tensor: called with the size of each tensor once it is written.
+        folder: it is created if it does not exist.
+        config: the model's configuration.
+        fill: called with each canonical parameter name and an array of the parameter's shape and dtype, which
+            it fills with the values.
+        layout: the published layout to write.
+        rope_key: in the Hugging Face layout, the field of `config.json` for RoPE's constants.
+        shard_bytes: the largest size of a safetensors file, unless a single tensor is larger.
+        eos_token_id: the token that ends an answer; opening a checkpoint's vocabulary checks it. None omits
+            it.
+        on_tensor: called with the size in bytes of each tensor after it is written.
 
     Raises:
         CheckpointError: the folder already holds a checkpoint.
     """
     fields = huggingface_config(config, rope_key) if layout == "huggingface" else original_config(config)
+    if eos_token_id is not None:
+        fields["eos_token_id"] = eos_token_id
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / CONFIG_NAME).exists():
-        raise CheckpointError(f"{folder}: already holds a checkpoint, which is not overwritten")
+        raise CheckpointError(f"{folder}: already holds a checkpoint: choose another folder")
     tensors = published_tensors(config, layout)
     parts: dict[str, list[tuple[str, Source]]] = {}
     for name, source in sources(config, layout).items():
