@@ -1,91 +1,73 @@
-"""Following the messages of a completion, token by token: whose content is this?"""
+"""Counts the content tokens of each channel of a completion, and tells which content is for the user."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from harmony import Cursor, Role
 
 if TYPE_CHECKING:
     from harmony import HarmonyEncoding
 
+USER_CHANNELS = ("final", "commentary")
+"""The channels whose messages are text for the user, unless they have a recipient."""
 
-class Channels:
-    """Where a completion stands among its messages, and how many content tokens each channel had.
 
-    A message's content begins after `<|message|>` and ends at `<|start|>` or at a token that ends a message;
-    between contents everything is header. Nothing is ever malformed here: what the header of a message
-    does not say is None.
+class Channels(Cursor):
+    """A `harmony.Cursor` over a completion that also counts its content tokens.
 
-    in_content: whether the next token is content, unless it ends the message.
-    channel: of the message whose content this is; the words for it are those of `harmony`'s parsers.
-    is_call: whether that message is for a tool: its header has a recipient.
-    counts: channel → its content tokens in the completion, those of all messages together.
+    is_plain: True while neither the prompt nor the completion has a `<|start|>`: all of it is plain text.
+    counts: channel → content tokens of the completion, summed over the channel's messages.
     """
 
-    __slots__ = ("_boundaries", "_encoding", "_header", "channel", "counts", "in_content", "is_call")
-
     def __init__(self, encoding: HarmonyEncoding, prompt: Sequence[int] = ()) -> None:
-        """The completion follows `prompt`, or `<|start|>` and a role if that is empty.
+        """`prompt`: the tokens before the completion; empty means that `<|start|>assistant` precedes it.
 
-        After a prompt without any `<|start|>`, plain text, everything is content until there is one.
+        After a prompt without any `<|start|>`, everything is content until a message begins.
         """
-        self._encoding = encoding
-        self._boundaries = frozenset((encoding.start, *encoding.stop_tokens()))
-        self._header: list[bytearray] = [bytearray()]  # the role's part, then one for each `<|channel|>`
-        self.in_content = False
-        self.channel: str | None = None
-        self.is_call = False
+        begin = len(prompt) - 1
+        while begin >= 0 and prompt[begin] != encoding.start:
+            begin -= 1
+        open_message = prompt[begin:] if begin >= 0 else ()
+        is_at_header = not prompt or encoding.decode(open_message) == "<|start|>assistant"
+        super().__init__(encoding, Role.ASSISTANT if is_at_header else None)
         self.counts: dict[str | None, int] = {}
-        if prompt:
-            begin = len(prompt) - 1
-            while begin >= 0 and prompt[begin] != encoding.start:
-                begin -= 1
-            self.in_content = begin < 0
-            for token in prompt[begin:] if begin >= 0 else ():
+        self.is_plain = bool(prompt) and begin < 0
+        if self.is_plain:
+            self.in_content = True
+        elif not is_at_header:
+            for token in open_message:
                 self.take(token)
             self.counts.clear()
 
     @property
-    def tokens_before_content(self) -> int:
-        """The fewest tokens after which the content of another message than the current one can begin."""
-        if self.in_content:
-            return 4  # the end, then `<|channel|>`, a name, `<|message|>`
-        return 3 if len(self._header) == 1 else 1
+    def is_for_user(self) -> bool:
+        """True in content for the user: a `final` message, a preamble, or plain text.
+
+        A preamble is a `commentary` message without a recipient. False in analysis, in calls, in messages
+        that the model writes for another role, and in messages with no channel or an unknown one.
+        """
+        if not self.in_content or self.is_call:
+            return False
+        if self.message is None:
+            return self.is_plain
+        return self.channel in USER_CHANNELS and self.message.author.role is Role.ASSISTANT
 
     def take(self, token: int) -> bool:
-        """Takes the next token; whether it is content."""
-        if token in self._boundaries:
-            self.in_content, self.channel, self.is_call = False, None, False
-            self._header = [bytearray()]
-        elif self.in_content:
+        """Takes the next token. Returns True if it is content."""
+        if token < self._ordinary and self.in_content:  # the common case, kept cheap
             self.counts[self.channel] = self.counts.get(self.channel, 0) + 1
             return True
-        elif token == self._encoding.channel:
-            self._header.append(bytearray())
-        elif token == self._encoding.message:
-            self._begin_content()
-        elif token == self._encoding.constrain:
-            self._header[-1] += b" "
-        else:
-            self._header[-1] += self._encoding.token_bytes(token) or b""
-        return False
+        is_content = self._take_other(token)
+        if is_content:
+            self.counts[self.channel] = self.counts.get(self.channel, 0) + 1
+        return is_content
 
-    def _begin_content(self) -> None:
-        words = [part.split() for part in self._header]
-        names = [
-            next((word for word in part if not word.startswith(b"to=")), b"").decode(errors="replace")
-            for part in words[1:]
-        ]
-        named = list(filter(None, names))
-        self.channel = "analysis" if "analysis" in named else next(iter(named), None)
-        recipients = [word for part in words for word in part if word.startswith(b"to=")]
-        self.is_call = any(word not in (b"to=", b"to=all") for word in recipients)
-        self.in_content = True
-
-
-def count_content(encoding: HarmonyEncoding, completion: Iterable[int], channel: str) -> int:
-    """How many tokens of a completion, which follows `<|start|>assistant`, are content of a channel."""
-    channels = Channels(encoding)
-    for token in completion:
-        channels.take(token)
-    return channels.counts.get(channel, 0)
+    def _take_other(self, token: int) -> bool:
+        if not self.is_plain:
+            return self._take_special(token)
+        if token != self._tokenizer.start and token not in self._ends:
+            return True
+        self.is_plain = self.in_content = False
+        return self._take_special(token)

@@ -1,43 +1,46 @@
-"""What an engine may be told, and what follows from it on a mesh."""
+"""The engine's options and their defaults. Does not import jax."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+import difflib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypedDict
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
-from checkpoints.config import ModelConfig
-from gptoss_jax.cache import CacheShape
-from gptoss_jax.engine.request import RequestError
-from gptoss_jax.sharding import MeshShape
+from gptoss_jax.engine.errors import RequestError
+from gptoss_jax.engine.values import integer_from, refuse
+from harmony.errors import shown
 
-_TILE = 16
-"""Tokens in a tile of a TPU's memory; 8-bit entries have twice as many."""
-
-_SHORTEST_CHUNK = 32
 KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineOptions:
-    """How an engine works. The defaults serve most.
+    """The options of an engine. The defaults suit most uses.
 
-    slots: sequences that decode side by side, on all devices together; rounded up to what the mesh divides.
-    max_length: the longest sequence, prompt and completion together, in tokens.
-    decode_steps: the most tokens of a sequence in one dispatch.
-    prefill_tokens: prompt tokens that one dispatch computes on each batch shard (None: 2048, on CPUs 512).
-    page_size: tokens in a page of the cache.
-    pages: pages on each batch shard (None: as many as fit in memory, at most what all slots can use; on
-        CPUs all of that).
-    snapshots: beginnings of prompts that are kept for later requests, on each batch shard; 0 for none.
-    kv_dtype: what keys and values are stored in (None: the model's dtype).
-    memory: bytes of each device that the engine may use (None: what the device has).
+    slots: sequences that decode at the same time, on all devices together; rounded up so that the mesh
+        divides it.
+    max_length: the longest sequence, prompt and completion together, in tokens. None for the longest that
+        fits in memory, at most the model's context; on CPUs at most 8,192.
+    decode_steps: the most tokens that one dispatch draws for a sequence.
+    prefill_tokens: prompt tokens that one dispatch computes on each batch shard. None for 2,048, on CPUs 512.
+    page_size: tokens in a page of the KV cache.
+    pages: pages on each batch shard. None for as many as fit in memory, at most what all slots can use; on
+        CPUs at most 65,536 tokens' worth, or one sequence of max_length if that is more.
+    snapshots: prompt prefixes on each batch shard whose sliding-window state is kept for later requests; 0
+        for no prefix cache.
+    kv_dtype: the dtype of the cached keys and values. None for the model's dtype.
+    memory: bytes of each device's memory that the engine may use. None for all of it; on CPUs, for an equal
+        part of the machine's memory.
+
+    Raises:
+        RequestError: an option has a value that is not allowed.
     """
 
     slots: int = 32
-    max_length: int = 2048
+    max_length: int | None = None
     decode_steps: int = 16
     prefill_tokens: int | None = None
     page_size: int = 64
@@ -47,79 +50,83 @@ class EngineOptions:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            *(("slots", 1), ("max_length", 2), ("decode_steps", 1), ("prefill_tokens", 1), ("page_size", 1)),
-            *(("pages", 1), ("snapshots", 0), ("memory", 1)),
-        ):
+        for name, lowest in _LOWEST.items():
             value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise RequestError(f"{name} is {value!r}: it must be a whole number from {least}")
-        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
-            raise RequestError(f"kv_dtype is {self.kv_dtype!r}: it must be one of {', '.join(KV_DTYPES)}")
+            if value is not None or name not in _OPTIONAL:
+                object.__setattr__(self, name, integer_from(name, value, lowest, _HIGHEST))
+        if self.memory is not None:
+            object.__setattr__(self, "memory", integer_from("memory", self.memory, 1))
+        if self.kv_dtype is not None:
+            object.__setattr__(self, "kv_dtype", _kv_dtype(self.kv_dtype))
 
 
-class Bucket(NamedTuple):
-    """The shape of a prefill step on one batch shard: rows of so many tokens."""
+class EngineKeywords(TypedDict, total=False):
+    """The fields of `EngineOptions` as keywords; None leaves a field at its default."""
 
-    rows: int
-    tokens: int
-
-
-class Layout(NamedTuple):
-    """What the options come to on a mesh. `slots` and the cache are those of one batch shard."""
-
-    slots: int
-    max_length: int
-    decode_steps: int
-    buckets: tuple[Bucket, ...]
-    cache: CacheShape
-    kv_dtype: Any
-    page_columns: int
-
-    def bucket_for(self, tokens: int) -> Bucket:
-        """The bucket of a sequence with so many tokens to go: it depends on nothing else, so neighbours
-        never change how a sequence is cut."""
-        return next((bucket for bucket in self.buckets if bucket.tokens >= tokens), self.buckets[-1])
+    slots: int | None
+    max_length: int | None
+    decode_steps: int | None
+    prefill_tokens: int | None
+    page_size: int | None
+    pages: int | None
+    snapshots: int | None
+    kv_dtype: str | None
+    memory: int | None
 
 
-def lay_out(options: EngineOptions, config: ModelConfig, shape: MeshShape, dtype: Any) -> Layout:
-    """The layout of an engine, all pages that its slots can use included."""
-    kv_dtype = jnp.dtype(options.kv_dtype or dtype)
-    tile = _TILE * (2 if kv_dtype.itemsize == 1 else 1)
-    share = -(-options.slots // shape.batch_shards)
-    slots = _up(share, shape.tensor)
-    page = min(options.page_size, _up(options.max_length, tile))
-    columns = -(-options.max_length // page)
-    slack = _up(options.decode_steps, tile)
-    if page % tile:
-        cached = f" for {kv_dtype} entries" if tile > _TILE else ""
-        raise RequestError(f"page_size is {page}: it must be a multiple of {tile}{cached}")
-    ring = min(_up(config.sliding_window, tile) + slack, _up(options.max_length, tile))
-    pages = slots * columns if options.pages is None else options.pages
-    if pages < columns:
-        raise RequestError(
-            f"pages is {pages}: the longest sequence, {options.max_length} tokens, needs {columns} of "
-            f"{page} tokens"
-        )
-    return Layout(
-        slots=slots,
-        max_length=options.max_length,
-        decode_steps=options.decode_steps,
-        buckets=_buckets(options, slots),
-        cache=CacheShape(pages, page, slots, ring, options.snapshots),
-        kv_dtype=kv_dtype,
-        page_columns=columns,
-    )
+_LOWEST = {
+    **{"slots": 1, "max_length": 2, "decode_steps": 1, "prefill_tokens": 1, "page_size": 1},
+    **{"pages": 1, "snapshots": 0},
+}
+_OPTIONAL = ("max_length", "prefill_tokens", "pages")
+_HIGHEST = 2**31 - 1
+"""The largest value of an option: the devices count in 32 bits."""
 
 
-def _buckets(options: EngineOptions, slots: int) -> tuple[Bucket, ...]:
-    budget = options.prefill_tokens or (512 if jax.default_backend() == "cpu" else 2048)
-    longest = min(budget, _up(options.max_length, _TILE))
-    lengths = sorted({max(min(longest, _SHORTEST_CHUNK), longest // part) for part in (1, 4, 16)})
-    return tuple(Bucket(min(slots, max(1, budget // length)), length) for length in lengths)
+class DeviceDefaults(NamedTuple):
+    """Defaults that depend on the kind of device.
+
+    prefill_tokens: prompt tokens of one prefill step.
+    max_length: upper bound of the default max_length, in tokens; None for the model's context.
+    pool_tokens: upper bound of a batch shard's pages, in tokens; None for as many as fit.
+    on_host: True for CPUs. There, attention reads all columns of the block table even for short sequences,
+        and more devices do not mean more memory.
+    """
+
+    prefill_tokens: int
+    max_length: int | None
+    pool_tokens: int | None
+    on_host: bool
 
 
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+ON_ACCELERATORS = DeviceDefaults(2048, None, None, False)
+ON_CPUS = DeviceDefaults(512, 8192, 65_536, True)
+
+
+def _kv_dtype(value: object) -> str:
+    """The name of a dtype that is given by name, or as a numpy or jax dtype."""
+    try:
+        name = value if isinstance(value, str) else np.dtype(value).name  # type: ignore[call-overload]
+    except TypeError:
+        name = ""
+    if name not in KV_DTYPES:
+        refuse("kv_dtype", value, f"one of {', '.join(KV_DTYPES)}")
+    return str(name)
+
+
+def options_from(given: Mapping[str, object], options: EngineOptions | None = None) -> EngineOptions:
+    """Returns `options` (None for the defaults) with the given values; a value of None changes nothing.
+
+    Raises:
+        RequestError: a name is no option, or a value is not allowed.
+    """
+    known = [field.name for field in dataclasses.fields(EngineOptions)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise RequestError(
+                f"{shown(name)} is no option of the engine: there are {', '.join(known)}{hint}"
+            )
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(options or EngineOptions(), **changes)

@@ -1,17 +1,17 @@
-"""Which page of the key-value cache belongs to whom, and which prefixes have been computed before.
+"""Allocation of the KV cache's pages, and the prefix cache. Runs on the host.
 
-The cache of the full-attention layers is a pool of pages of a fixed number of tokens; a sequence owns a list
-of them. The host keeps the books here, one `PageStore` for each shard of the batch.
+The full-attention layers keep keys and values in a pool of pages; a page holds a fixed number of tokens, and
+a sequence owns a list of pages. Each shard of the batch has one `PageStore`.
 
-Pages that are whole and final become findable: they are the nodes of a tree whose edges are the pages'
-tokens, compared as they are, so that a path from the root is a prefix and nothing else can be mistaken for
-it. A page is shared by counting its references. One that nobody refers to any more stays findable until its
-room is needed; the least recently used goes first, and the later pages of a prefix before the earlier ones.
+The prefix cache is a tree. A node is a full page, and the edge to it is the page's tokens. They are compared
+token by token, not by hash, so a path from the root matches exactly one prefix. Pages are shared and
+reference-counted. A page without references stays cached until its room is needed; then the least recently
+used page is evicted, and of one prefix the last pages go first.
 
-A sliding layer keeps only a ring of the last tokens, which cannot be cut back to an earlier place. A prefix
-can therefore be resumed only where a snapshot of the rings was saved, at exactly its end. Snapshots are few,
-so the tree also counts the prompts that pass each node, pages or not: `boundaries` are the places where they
-part.
+A sliding layer keeps only a ring of the newest tokens, and a ring cannot be cut back to an earlier position.
+A cached prefix is therefore usable only if it ends where a snapshot of the rings was saved. There are few
+snapshots. To choose where they help most, the tree also counts the prompts that pass through each node, with
+or without a page: `boundaries` returns the positions where prompts diverge.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 REMEMBERED = 32_768
+"""Nodes without a page that are kept by default for their counts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
-    """A cached prefix: its tokens, its pages in order, and the snapshot of the rings at its end."""
+    """A cached prefix.
+
+    length: its tokens; 0 if nothing is cached.
+    pages: its pages, in the order of its tokens.
+    snapshot: the row with the snapshot of the rings at its end; None if `length` is 0.
+    """
 
     length: int
     pages: list[int]
@@ -35,24 +41,25 @@ class Prefix:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Node:
-    """A page of tokens after the pages of its parents."""
+    """One page of tokens. The nodes from the root to it are the prefix that it continues."""
 
     parent: _Node | None
     key: bytes
     depth: int
     children: dict[bytes, _Node] = dataclasses.field(default_factory=dict)
-    page: int | None = None  # where its keys and values are; a node has a page only if its parent has one
-    paged_children: int = 0
-    snapshot: int | None = None
-    announced: int = 0  # prompts that wait or run
-    visits: int = 0  # those and earlier ones
+    page: int | None = None  # where its keys and values are; only if its parent has a page too
+    paged_children: int = 0  # children that have a page
+    snapshot: int | None = None  # the row with the rings after this page
+    announced: int = 0  # waiting or running prompts that pass through this node
+    visits: int = 0  # `announced`, and the finished prompts that passed through it
 
 
 class PageStore:
     """The pages and snapshot rows of one batch shard: who uses them, and what they hold.
 
-    `pages` pages of `page_size` tokens; `snapshots` rows for the rings of sliding layers. Of prompts that are
-    gone, at most `remembered` nodes without pages are kept, for their counts.
+    pages, page_size: the number of pages, and the tokens in each.
+    snapshots: rows for snapshots of the sliding layers' rings; 0 for none.
+    remembered: nodes without a page that are kept at most, for the counts of finished prompts.
 
     Misuse, such as a reference dropped twice, raises RuntimeError.
     """
@@ -60,23 +67,26 @@ class PageStore:
     def __init__(self, pages: int, page_size: int, snapshots: int, *, remembered: int = REMEMBERED) -> None:
         self.page_size = page_size
         self._references = [0] * pages
-        self._nodes: list[_Node | None] = [None] * pages  # where a page is findable
+        self._nodes: list[_Node | None] = [None] * pages  # the node of each cached page
         self._free = list(range(pages - 1, -1, -1))
         self._free_snapshots = list(range(snapshots - 1, -1, -1))
         self._root = _Node(None, b"", 0)
-        # Each in order of use, the least recent first. A node always stands behind its descendants.
-        self._idle: OrderedDict[_Node, None] = OrderedDict()  # with a page nobody refers to
-        self._saved: OrderedDict[_Node, None] = OrderedDict()  # with a snapshot
-        self._remembered: OrderedDict[_Node, None] = OrderedDict()  # without a page or a prompt that is alive
-        self._most_remembered = remembered
+        # Each is ordered by use, the least recently used first. A node always stands behind its descendants.
+        self._idle: OrderedDict[_Node, None] = OrderedDict()  # its page has no references
+        self._saved: OrderedDict[_Node, None] = OrderedDict()  # it has a snapshot
+        self._remembered: OrderedDict[_Node, None] = OrderedDict()  # no page, and no unfinished prompt
+        self._max_remembered = remembered
 
     @property
     def available(self) -> int:
-        """How many pages can be allocated: the free ones and those that nobody refers to."""
+        """How many pages can be allocated: the free pages and the cached ones without references."""
         return len(self._free) + len(self._idle)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes pages, with one reference each, from cached ones too; None, and nothing taken, if too few."""
+        """Allocates `count` pages with one reference each, and evicts cached pages if it must.
+
+        Returns None, and changes nothing, if fewer are available.
+        """
         if count > self.available:
             return None
         while len(self._free) < count:
@@ -87,11 +97,11 @@ class PageStore:
         return pages
 
     def release(self, pages: Iterable[int]) -> None:
-        """Drops one reference to each page. Findable ones stay in the cache until their room is needed."""
+        """Drops one reference to each page. Registered pages stay cached until their room is needed."""
         idle = []
         for page in pages:
             if self._references[page] < 1:
-                raise RuntimeError(f"page {page} is released, but nobody refers to it")
+                raise RuntimeError(f"page {page} is released, but has no references")
             self._references[page] -= 1
             if self._references[page] == 0:
                 node = self._nodes[page]
@@ -103,10 +113,10 @@ class PageStore:
         self._touch(idle)
 
     def match(self, tokens: Sequence[int]) -> Prefix:
-        """The longest cached prefix of `tokens`, shorter than them; the caller now refers to its pages.
+        """Finds the longest usable cached prefix that is shorter than `tokens`, and references its pages.
 
-        It is whole pages long and ends at a snapshot; its length is 0 if there is none. The snapshot's row
-        holds these tokens until the next `save`: what is to be read from it must be dispatched before.
+        The prefix is whole pages long and ends at a snapshot. Its length is 0 if none is cached. The next
+        `save` may overwrite the snapshot's row, so the copy from it must be dispatched before.
         """
         path = []
         length = 0
@@ -128,7 +138,7 @@ class PageStore:
         return Prefix(length * self.page_size, pages, path[length - 1].snapshot)
 
     def announce(self, tokens: Sequence[int]) -> None:
-        """Tells of a prompt that waits or runs, so that what it shares is known before it is computed."""
+        """Counts a new prompt, so that its shared prefixes are known before it is computed."""
         node = self._root
         for key in self._keys(tokens, len(tokens)):
             node = self._child(node, key)
@@ -137,7 +147,7 @@ class PageStore:
             self._remembered.pop(node, None)
 
     def forget(self, tokens: Sequence[int]) -> None:
-        """Takes back one `announce` of the same prompt; that it was there is remembered for a while."""
+        """Ends one `announce` of the same prompt. Its nodes' `visits` are remembered for a while."""
         path = list(self._path(tokens, len(tokens)))
         if len(path) < len(tokens) // self.page_size or (path and path[-1].announced == 0):
             raise RuntimeError(f"a prompt of {len(tokens)} tokens is forgotten, but it was not announced")
@@ -147,11 +157,11 @@ class PageStore:
         self._trim()
 
     def boundaries(self, tokens: Sequence[int], computed: int) -> list[int]:
-        """The places beyond `computed` that are worth a snapshot and have none, in order.
+        """Returns the positions after `computed` where a snapshot would help and none exists, ascending.
 
-        They are where another prompt, announced or remembered, leaves the path of this one, which is itself
-        announced: after the system message of all requests, say, then after the whole prompt of which there
-        are several samples. Each is a whole number of pages and less than all tokens.
+        They are the positions where another announced or remembered prompt diverges from this one, which
+        must be announced too: for example after a system message that all requests share, then after a
+        prompt with several samples. Each is a whole number of pages and less than the number of tokens.
         """
         found = []
         last: _Node | None = None
@@ -165,9 +175,9 @@ class PageStore:
         return [length for length in found if length > computed]
 
     def register(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """Makes the whole pages of `tokens` findable; `pages` begin with them and belong to the caller.
+        """Adds the full pages of `tokens` to the prefix cache. The caller must hold a reference to `pages`.
 
-        Where the same prefix is findable already its pages stay; the caller's remain private.
+        Where the same prefix is cached already, the cached page stays and the caller's remains private.
         """
         keys = list(self._keys(tokens, len(tokens)))
         if len(pages) < len(keys):
@@ -178,7 +188,7 @@ class PageStore:
             if node.page is not None:
                 continue
             if self._references[page] < 1 or self._nodes[page] is not None:
-                problem = "nobody refers to it" if self._references[page] < 1 else "it holds other tokens"
+                problem = "has no references" if self._references[page] < 1 else "holds other tokens"
                 self._settle(node)
                 raise RuntimeError(f"page {page} is registered, but {problem}")
             node.page = page
@@ -187,10 +197,10 @@ class PageStore:
             self._remembered.pop(node, None)
 
     def save(self, tokens: Sequence[int], length: int) -> int | None:
-        """The row for a snapshot of the rings after `length` tokens, whose pages are findable.
+        """Returns the row in which the caller must save the rings after `length` tokens.
 
-        None where nothing is to be written: there are no rows, the pages are not findable, or a snapshot is
-        there already. The least recently used row is taken over if all are in use.
+        Returns None if nothing is to be saved: there are no rows, the pages are not cached, or a snapshot
+        exists already. If all rows are in use, the least recently used snapshot is replaced.
         """
         if length < 1 or length % self.page_size or length > len(tokens):
             raise RuntimeError(f"a snapshot is saved after {length} of {len(tokens)} tokens: not whole pages")
@@ -209,13 +219,13 @@ class PageStore:
     # The tree
 
     def _keys(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
-        """The whole pages within the first `length` tokens, as bytes."""
+        """The full pages within the first `length` tokens, as bytes."""
         size = self.page_size
         for begin in range(0, length - size + 1, size):
             yield array("i", tokens[begin : begin + size]).tobytes()
 
     def _path(self, tokens: Sequence[int], length: int) -> Iterator[_Node]:
-        """The nodes of the first `length` tokens, as far as there are any."""
+        """The nodes of the first `length` tokens, up to the first that does not exist."""
         node: _Node | None = self._root
         for key in self._keys(tokens, length):
             assert node is not None
@@ -232,7 +242,7 @@ class PageStore:
         return child
 
     def _touch(self, nodes: list[_Node]) -> None:
-        """Nodes without references were used just now, and with them those before them."""
+        """Marks nodes and their ancestors as used just now, as far as their pages have no references."""
         seen: set[_Node] = set()
         for node in nodes:
             above: _Node | None = node
@@ -244,13 +254,13 @@ class PageStore:
                 self._idle.move_to_end(node)
 
     def _touch_snapshots(self, path: list[_Node]) -> None:
-        """The snapshots of a prefix were used just now."""
+        """Marks the snapshots of a prefix as used just now."""
         for node in reversed(path):
             if node.snapshot is not None:
                 self._saved.move_to_end(node)
 
     def _unregister(self, node: _Node) -> None:
-        """A page, and those after it, can be found no longer. Those in use become private, others free."""
+        """Evicts a page and its descendants. Pages with references become private, the others free."""
         below = [node]
         for parent in below:
             if parent.paged_children:
@@ -275,9 +285,9 @@ class PageStore:
         node.snapshot = None
 
     def _settle(self, node: _Node) -> None:
-        """Remembers or drops a node with neither a page nor a prompt that is alive.
+        """Remembers or drops a node that has neither a page nor an unfinished prompt.
 
-        None of its descendants has either, so they were settled before it.
+        Its descendants have neither as well: they were settled before it.
         """
         if node.announced or node.page is not None:
             return
@@ -287,7 +297,7 @@ class PageStore:
             self._drop(node)
 
     def _trim(self) -> None:
-        while len(self._remembered) > self._most_remembered:
+        while len(self._remembered) > self._max_remembered:
             oldest, _ = self._remembered.popitem(last=False)
             self._drop(oldest)
 

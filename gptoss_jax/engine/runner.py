@@ -1,29 +1,47 @@
-"""The device's side of an engine: parameters, cache and slots, and the calls that change them.
+"""The device side of an engine: parameters, KV cache and slots, and the calls that change them.
 
-Every call is a name and some numpy arrays, so that the other processes of a model that spans several hosts
-can repeat it: all of them must run the same steps in the same order.
+Every call is a name and some numpy arrays, so that it can be sent to the other processes of a model that
+spans several hosts. All of them must run the same calls in the same order.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import ArrayLike
 
-from gptoss_jax.cache import EMPTY, new_cache
-from gptoss_jax.engine.link import Leader
-from gptoss_jax.engine.options import Layout
-from gptoss_jax.engine.request import MOST_STOP_TOKENS
-from gptoss_jax.engine.steps import Chunk, Drawn, Masks, Rows, Slots, Steps, idle_slots, shardings_of
+from gptoss_jax.engine.layout import Layout
+from gptoss_jax.engine.multihost import Leader
+from gptoss_jax.engine.request import MAX_STOP_TOKENS
+from gptoss_jax.engine.sampling import Samplers, idle_samplers
+from gptoss_jax.engine.steps import (
+    Chunk,
+    DecodedTokens,
+    Masks,
+    Rows,
+    Slots,
+    Steps,
+    empty_cache,
+    idle_slots,
+    shardings_of,
+)
 from gptoss_jax.model import Transformer
-from gptoss_jax.sampling import Samplers, idle_samplers
-from gptoss_jax.sharding import padded_vocabulary, shape_of, split
+from gptoss_jax.model.kv_cache import EMPTY
+from gptoss_jax.sharding import shape_of, split
+from gptoss_jax.sizes import padded_vocabulary
 
-STOP_COLUMNS = 2 * MOST_STOP_TOKENS
-"""Stop tokens of a slot: the engine's and the request's."""
+_logger = logging.getLogger(__name__)
+
+_Tree = TypeVar("_Tree")
+
+STOP_COLUMNS = 2 * MAX_STOP_TOKENS
+"""The most stop tokens of a slot: half of them for the engine's own, half for the request's."""
 
 
 class Runner:
@@ -37,16 +55,7 @@ class Runner:
         self.steps = Steps(model, mesh, layout.decode_steps)
         columns = padded_vocabulary(config, shape.tensor)
         self.mask_words = -(-columns // 32)
-        self._cache = self._make(
-            lambda: new_cache(
-                config,
-                layout.cache,
-                layout.kv_dtype,
-                batch_shards=shape.batch_shards,
-                head_shards=shape.tensor,
-            ),
-            self.steps.cache_splits,
-        )
+        self._cache = self._make(lambda: empty_cache(config, layout, shape), self.steps.cache_splits)
         self._slots: Slots = self._make(lambda: idle_slots(self.rows, columns), self.steps.slot_splits)
         self._origin = self._put(np.zeros(self.rows, np.int32), split("batch"))
         self._stops = self._put(np.full((self.rows, STOP_COLUMNS), EMPTY, np.int32), split("batch"))
@@ -66,10 +75,13 @@ class Runner:
         table: np.ndarray,
         steps: int,
         masks: tuple[np.ndarray, np.ndarray] | None = None,
-    ) -> Drawn:
-        """Draws up to `steps` tokens of every slot; see `gptoss_jax.engine.steps.decode`. `masks`: the fields
-        of `Masks`. Returns at once."""
-        drawn: Drawn = self._call("decode", patch, table, np.int32(steps), *(masks or ()))
+    ) -> DecodedTokens:
+        """Draws up to `steps` tokens for every slot; see `gptoss_jax.engine.steps.decode`.
+
+        `masks`: the fields of `Masks`; None if no slot has a grammar. Returns before the device is done.
+        """
+        drawn = self._call("decode", patch, table, np.int32(steps), *(masks or ()))
+        assert drawn is not None
         return drawn
 
     def set_slots(self, origin: np.ndarray, stops: np.ndarray) -> None:
@@ -81,24 +93,33 @@ class Runner:
         self._call("set_sampler", np.array(name), values)
 
     def copy_rings(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Copies rings, int32 [n] local rows for each batch shard."""
+        """Copies rings: int32 [n], for each batch shard as many rows, numbered within the shard."""
         self._call("copy_rings", sources, targets)
 
     def count(self, row: int, prompt: np.ndarray, completion: np.ndarray) -> None:
-        """Counts a slot's tokens anew, for its penalties."""
+        """Replaces a slot's token counts, for its penalties."""
         self._call("count", np.int32(row), prompt, completion)
 
-    def perform(self, name: str, arrays: tuple[np.ndarray, ...]) -> Any:
-        """Makes a call of another process here."""
-        return getattr(self, f"_do_{name}")(*arrays)
+    def perform(self, name: str, arrays: tuple[np.ndarray, ...]) -> DecodedTokens | None:
+        """Makes a call that the leader sent. Only `decode` returns something."""
+        drawn: DecodedTokens | None = getattr(self, f"_do_{name}")(*arrays)
+        return drawn
 
-    def _call(self, name: str, *arrays: Any) -> Any:
+    def _call(self, name: str, *arguments: ArrayLike) -> DecodedTokens | None:
+        arrays = tuple(map(np.asarray, arguments))
         if self._leader is not None:
-            self._leader.send(name, tuple(map(np.asarray, arrays)))
-        return self.perform(name, arrays)
+            self._leader.send(name, arrays)
+        if not _logger.isEnabledFor(logging.INFO):
+            return self.perform(name, arrays)
+        programs, start = self.steps.compiled_programs, time.perf_counter()
+        result = self.perform(name, arrays)
+        if self.steps.compiled_programs > programs:
+            shapes = " ".join(str(np.shape(array)) for array in arrays[:1])
+            _logger.info("compiled %s %s in %.1f s", name, shapes, time.perf_counter() - start)
+        return result
 
     def close(self) -> None:
-        """Lets the other processes go."""
+        """Ends the other processes' part."""
         if self._leader is not None:
             self._leader.close()
 
@@ -108,7 +129,7 @@ class Runner:
 
     def _do_decode(
         self, patch: np.ndarray, table: np.ndarray, steps: np.ndarray, *masks: np.ndarray
-    ) -> Drawn:
+    ) -> DecodedTokens:
         batch = split("batch")
         self._cache, self._slots, drawn = self.steps.decode(
             self.steps.parameters,
@@ -118,7 +139,7 @@ class Runner:
             self._put(table, batch),
             Rows(self._origin, self._stops, Samplers(**self._samplers)),
             self._masks(*masks) if masks else self._no_masks,
-            self._put(np.asarray(steps), PartitionSpec()),
+            self._put(steps, PartitionSpec()),
         )
         return drawn
 
@@ -133,7 +154,7 @@ class Runner:
         self._cache = self.steps.copy_rings(self._cache, *placed)
 
     def _do_count(self, row: np.ndarray, prompt: np.ndarray, completion: np.ndarray) -> None:
-        placed = (self._put(np.asarray(array), PartitionSpec()) for array in (row, prompt, completion))
+        placed = (self._put(array, PartitionSpec()) for array in (row, prompt, completion))
         self._slots = self.steps.count(self._slots, *placed)
 
     def _masks(self, words: np.ndarray, masked: np.ndarray) -> Masks:
@@ -145,5 +166,6 @@ class Runner:
             return jax.device_put(np.array(array), sharding)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-    def _make(self, make: Callable[[], Any], splits: Any) -> Any:
-        return jax.jit(make, out_shardings=shardings_of(self._mesh, splits))()
+    def _make(self, make: Callable[[], _Tree], splits: _Tree) -> _Tree:
+        made: _Tree = jax.jit(make, out_shardings=shardings_of(self._mesh, splits))()
+        return made

@@ -1,4 +1,4 @@
-"""Which sequence runs where: slots, pages, prefixes that are reused, and who must give way. Plain Python."""
+"""Assigns slots, pages and cached prefixes to sequences, and preempts sequences. Plain Python."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import heapq
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gptoss_jax.engine.options import Bucket, Layout
+from gptoss_jax.engine.layout import Bucket, Layout
 from gptoss_jax.engine.pages import PageStore
-from gptoss_jax.engine.sequence import Sequence
+from gptoss_jax.engine.sequence import Placement, Sequence, State
 
 _LOOK_AHEAD = 64
-"""Waiting sequences that are considered while the first of them waits for others to compute its prefix."""
+"""How many sequences `admit` passes over, at most, because another one is still computing their prefix."""
 
 
 class Copy(NamedTuple):
-    """Rings of a batch shard that are to be copied from one row to another."""
+    """A copy of the rings of one batch shard from row `source` to row `target`."""
 
     shard: int
     source: int
@@ -24,7 +24,7 @@ class Copy(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The next tokens of a sequence that one prefill step computes."""
+    """The tokens `begin` to `end` of a sequence, which one prefill step computes."""
 
     sequence: Sequence
     begin: int
@@ -32,20 +32,21 @@ class Part(NamedTuple):
 
 
 class _Shard:
-    """One part of the batch: its slots and its pages."""
+    """The slots and pages of one batch shard."""
 
     def __init__(self, layout: Layout):
-        self.store = PageStore(layout.cache.pages, layout.cache.page_size, layout.cache.snapshots)
-        self.free = list(range(layout.slots))  # a heap: low slots first
+        self.store = PageStore(layout.pages, layout.page_size, layout.snapshots)
+        self.free = list(range(layout.slots))  # free slots, a heap: low numbers first
         self.running: list[Sequence] = []
-        self.prefixes: set[tuple[int, ...]] = set()  # that are being computed, to be saved for others
+        self.prefixes: set[tuple[int, ...]] = set()  # prefixes that a running sequence computes for others
 
 
 class Scheduler:
-    """Keeps the books of an engine. It is told what happened and says what is to be done.
+    """Decides which sequences run. The engine reports what happened and does what the scheduler returns.
 
-    Sequences are served in their order. One that runs keeps its slot until it is finished, unless the pages
-    of its shard run out: then the last in order gives its own away and is computed again later.
+    Sequences are served in order of arrival. A running sequence keeps its slot until it is finished. Only if
+    the pages of its shard run out, the one that arrived last is preempted: it loses its slot and pages, and
+    is computed again later.
     """
 
     def __init__(self, layout: Layout, shards: int):
@@ -64,7 +65,7 @@ class Scheduler:
             yield from shard.running
 
     def waiting(self) -> tuple[Sequence, ...]:
-        """All sequences that have none, in order."""
+        """All sequences without a slot, in order of arrival."""
         return tuple(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
@@ -74,8 +75,8 @@ class Scheduler:
         self._queue(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out, finished or not; what it computed stays findable for others."""
-        if sequence.shard < 0:
+        """Removes a sequence, finished or not. Its pages stay in the prefix cache."""
+        if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
         else:
             self._leave(sequence)
@@ -83,9 +84,9 @@ class Scheduler:
             shard.store.forget(sequence.request.prompt)
 
     def admit(self) -> list[Copy]:
-        """Gives slots and pages to waiting sequences, as many as there is room for.
+        """Gives slots and pages to as many waiting sequences as there is room for.
 
-        Returns the rings that must be copied before the next step: the snapshots from which some start.
+        Returns the copies that must run before the next step: snapshots into the rings of the slots.
         """
         copies: list[Copy] = []
         passed: list[Sequence] = []
@@ -102,11 +103,14 @@ class Scheduler:
         return copies
 
     def parts(self) -> dict[Bucket, list[Part]]:
-        """The next prefill steps: the parts of sequences that each bucket computes, at most its rows on each
-        shard; of the buckets only the one that the first in order needs, so that decoding waits for one step.
+        """The next prefill step: its bucket, and the part of each sequence that it computes.
+
+        The bucket is the one that the first sequence needs; other sequences join if they need the same. There
+        is one bucket at most, so that decoding waits for one prefill step only. Empty if nothing is left to
+        prefill.
         """
         pending = sorted(
-            (sequence for sequence in self.running() if not sequence.decodes), key=lambda one: one.order
+            (one for one in self.running() if one.state is State.PREFILLING), key=lambda one: one.order
         )
         if not pending:
             return {}
@@ -114,57 +118,66 @@ class Scheduler:
         parts: list[Part] = []
         taken = [0] * len(self._shards)
         for sequence in pending:
-            if taken[sequence.shard] < bucket.rows and self._bucket(sequence) == bucket:
-                taken[sequence.shard] += 1
+            shard = sequence.placed.shard
+            if taken[shard] < bucket.rows and self._bucket(sequence) == bucket:
+                taken[shard] += 1
                 parts.append(Part(sequence, sequence.computed, self._end(sequence, bucket)))
         return {bucket: parts}
 
     def computed(self, parts: list[Part]) -> list[Copy]:
-        """Notes that parts were sent to the device. Returns the rings that must be copied next: snapshots."""
+        """Records that parts were sent to the device. Returns the copies to run next: new snapshots."""
         copies = []
         for sequence, _, end in parts:
-            shard = self._shards[sequence.shard]
-            sequence.computed, sequence.fresh = end, False
+            placement = sequence.placed
+            shard = self._shards[placement.shard]
+            sequence.computed, placement.ring_is_own = end, True
             self._register(sequence)
-            if sequence.boundary and end == sequence.boundary:
+            if placement.snapshot_at and end == placement.snapshot_at:
                 row = shard.store.save(sequence.tokens, end)
                 if row is not None:
-                    copies.append(Copy(sequence.shard, sequence.slot, self._layout.slots + row))
+                    copies.append(Copy(placement.shard, placement.slot, self._layout.slots + row))
                 shard.prefixes.discard(tuple(sequence.tokens[:end]))
-                self._aim(shard, sequence)
+                self._plan_snapshot(shard, sequence)
         return copies
 
     def reserve(self, steps: int) -> list[Sequence]:
-        """Makes sure that every decoding sequence has pages for its next steps.
+        """Allocates the pages that every decoding sequence needs for its next `steps` tokens.
 
-        Returns those that had to give way: they have lost their slot, and wait.
+        Returns the sequences that were preempted for it. They have lost their slots and wait.
         """
-        size = self._layout.cache.page_size
+        size = self._layout.page_size
         preempted: list[Sequence] = []
         for shard in self._shards:
             for sequence in sorted(shard.running, key=lambda one: one.order):
-                if sequence.shard < 0 or not sequence.decodes:
+                if sequence.state is not State.DECODING:  # it may have been preempted just now
                     continue
-                further = min(sequence.flying + steps, sequence.control.allowance())
-                missing = -(-(sequence.computed + further) // size) - len(sequence.pages)
-                while missing > 0 and sequence.shard >= 0:
+                further = min(sequence.in_flight + steps, sequence.processor.allowance())
+                missing = -(-(sequence.computed + further) // size) - len(sequence.placed.pages)
+                while missing > 0 and sequence.placement is not None:
                     pages = shard.store.allocate(missing)
                     if pages is not None:
-                        sequence.pages += pages
+                        sequence.placement.pages += pages
                         break
                     victim = max(shard.running, key=lambda one: one.order)
-                    self._leave(victim)
-                    victim.restart()
-                    self._queue(victim)
+                    self.requeue(victim)
                     preempted.append(victim)
         return preempted
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Takes slot and pages from a running sequence: it waits, and is computed again."""
+        self._leave(sequence)
+        sequence.restart()
+        self._queue(sequence)
 
     def _queue(self, sequence: Sequence) -> None:
         bisect.insort(self._waiting, sequence, key=lambda one: one.order)
 
     def _try(self, sequence: Sequence, copies: list[Copy]) -> str:
-        """Starts a sequence: "started", "full" if there is no room, "later" if another is computing what it
-        could reuse."""
+        """Tries to start a sequence.
+
+        Returns "started"; "full" if there is no room; or "later" if another sequence is computing a prefix
+        that this one can reuse.
+        """
         index = max(
             (number for number, shard in enumerate(self._shards) if shard.free),
             key=lambda number: (len(self._shards[number].free), self._shards[number].store.available),
@@ -175,46 +188,50 @@ class Scheduler:
         if boundary and tuple(sequence.tokens[:boundary]) in shard.prefixes:
             shard.store.release(prefix.pages)
             return "later"
-        whole = -(-len(sequence.tokens) // self._layout.cache.page_size)
-        # A page for each that decodes: what is admitted into the last pages would soon have to leave again.
+        whole = -(-len(sequence.tokens) // self._layout.page_size)
+        # A spare page for each running sequence: one admitted into the last pages would soon be preempted.
         needed, spare = whole - len(prefix.pages), len(shard.running)
         pages = shard.store.allocate(needed) if needed + spare <= shard.store.available else None
         if pages is None:
             shard.store.release(prefix.pages)
             return "full"
-        sequence.shard, sequence.slot = index, heapq.heappop(shard.free)
-        sequence.pages = prefix.pages + pages
-        sequence.computed, sequence.fresh = prefix.length, prefix.snapshot is None
+        slot, ring_is_own = heapq.heappop(shard.free), prefix.snapshot is not None
+        sequence.placement = Placement(index, slot, prefix.pages + pages, ring_is_own)
+        sequence.computed = prefix.length
         sequence.cached = max(sequence.cached, prefix.length) if not sequence.generated else sequence.cached
-        self._aim(shard, sequence)
+        self._plan_snapshot(shard, sequence)
         if prefix.snapshot is not None:
-            copies.append(Copy(index, self._layout.slots + prefix.snapshot, sequence.slot))
+            copies.append(Copy(index, self._layout.slots + prefix.snapshot, slot))
         shard.running.append(sequence)
         return "started"
 
-    def _aim(self, shard: _Shard, sequence: Sequence) -> None:
-        """Sets the next prefix of a sequence that is to be saved for others."""
-        sequence.boundary = _next_boundary(shard, sequence, sequence.computed)
-        if sequence.boundary:
-            shard.prefixes.add(tuple(sequence.tokens[: sequence.boundary]))
+    def _plan_snapshot(self, shard: _Shard, sequence: Sequence) -> None:
+        """Chooses the sequence's next prefix to save for others."""
+        end = sequence.placed.snapshot_at = _next_boundary(shard, sequence, sequence.computed)
+        if end:
+            shard.prefixes.add(tuple(sequence.tokens[:end]))
 
     def _leave(self, sequence: Sequence) -> None:
-        """Takes slot and pages from a sequence."""
-        shard = self._shards[sequence.shard]
+        """Takes the slot and pages from a sequence. Its full pages stay in the prefix cache."""
+        placement = sequence.placed
+        shard = self._shards[placement.shard]
         self._register(sequence)
-        shard.store.release(sequence.pages)
+        shard.store.release(placement.pages)
         shard.running.remove(sequence)
-        heapq.heappush(shard.free, sequence.slot)
-        if sequence.boundary:
-            shard.prefixes.discard(tuple(sequence.tokens[: sequence.boundary]))
+        heapq.heappush(shard.free, placement.slot)
+        if placement.snapshot_at:
+            shard.prefixes.discard(tuple(sequence.tokens[: placement.snapshot_at]))
+        sequence.placement = None
 
     def _register(self, sequence: Sequence) -> None:
-        size = self._layout.cache.page_size
+        size = self._layout.page_size
         whole = sequence.computed // size
-        self._shards[sequence.shard].store.register(sequence.tokens[: whole * size], sequence.pages[:whole])
+        placement = sequence.placed
+        store = self._shards[placement.shard].store
+        store.register(sequence.tokens[: whole * size], placement.pages[:whole])
 
     def _left(self, sequence: Sequence) -> int:
-        end = sequence.boundary or len(sequence.tokens) - 1
+        end = sequence.placed.snapshot_at or len(sequence.tokens) - 1
         return end - sequence.computed
 
     def _bucket(self, sequence: Sequence) -> Bucket:
@@ -225,5 +242,5 @@ class Scheduler:
 
 
 def _next_boundary(shard: _Shard, sequence: Sequence, computed: int) -> int:
-    """The next place after `computed` tokens where prompts part, for others to go on from there; or 0."""
+    """The next position after `computed` where a snapshot would help other prompts; 0 for none."""
     return min(shard.store.boundaries(sequence.tokens, computed), default=0)

@@ -3,45 +3,100 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 
-from gptoss_jax.engine.control import Control
+from gptoss_jax.engine.output_processor import OutputProcessor
 from gptoss_jax.engine.request import Completion, FinishReason, Request, TokenLogprobs, Update
+
+
+class State(enum.Enum):
+    """The states of a `Sequence`, which has the diagram."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+
+
+@dataclasses.dataclass
+class Placement:
+    """What a running sequence holds.
+
+    shard, slot: the batch shard, and the slot in it.
+    pages: its pages of the cache, in the order of its tokens.
+    ring_is_own: True once the slot's ring holds this sequence's tokens; before, it holds those of the
+        sequence that had the slot last.
+    snapshot_at: how many tokens are in the ring when it is saved for other sequences; 0 for no snapshot.
+    """
+
+    shard: int
+    slot: int
+    pages: list[int]
+    ring_is_own: bool
+    snapshot_at: int = 0
 
 
 @dataclasses.dataclass(eq=False)
 class Sequence:
-    """One of a request's samples: its tokens, and how far the device is with them.
+    """One sample of a request: its tokens, and how far the device has computed them.
 
-    `tokens`: prompt and completion, as far as the host accepted it. `computed`: how many of them are in the
-    cache. The last token never is: it is fed by the step that draws the next one, so a sequence decodes as
-    soon as `computed` is one less than its tokens. Until then, be they a prompt's, forced ones, or those of a
-    sequence that had to give its pages away, they are prefilled. `fresh`: its ring still holds another's
-    tokens.
+    ::
 
-    `order`: who came first. `shard`, `slot`, `pages`: where it is, while it runs. `epoch` counts how often
-    the host changed what the device does for it: tokens drawn for an earlier epoch are void. `flying`: steps
-    that were sent to the device and not read back. `armed`: tokens that the device may draw before it stops
-    and waits for the host. `boundary`: the prefix at whose end its rings are saved for others.
+                    the scheduler gives it               all tokens but the
+                     a slot and pages                    last are in the cache
+        WAITING ─────────────────────────► PREFILLING ─────────────────────────► DECODING ───► finished
+           ▲                                   │  ▲                                │  │
+           │     its slot and pages are taken  │  │        tokens are forced       │  │
+           └───────────────────────────────────┴──┼────────────────────────────────┘  │
+                                                  └───────────────────────────────────┘
+
+    The last token is never in the cache: the decode step that draws the next token feeds it. All others are
+    prefilled: prompts, forced tokens, and tokens that are computed again. A sequence is computed again after
+    preemption, and when the host takes more tokens back than a ring holds; both take its slot and pages.
+
+    request, sample: the request, and which of its samples this is.
+    order: the order of arrival; the smallest number is served first.
+    processor: decides which drawn tokens are kept, and when the sequence ends.
+    tokens: the prompt, and the completion as far as the host has accepted it.
+    computed: how many of the tokens are in the cache.
+    placement: its slot and pages; None while it waits.
+    epoch: increases when the host changes the sequence. Tokens drawn in an earlier epoch are dropped.
+    in_flight: decode steps that were sent to the device and not read back.
+    granted: tokens that the device may still draw before it waits for the host.
+    changed: True if the device needs the sequence's token, position and settings again.
+    cached: tokens of the prompt that came from the prefix cache.
+    reported: tokens of the completion that were in updates.
+    logprobs: log-probabilities of the completion's tokens; None if the request has no `logprobs`.
     """
 
     request: Request
     sample: int
     order: int
-    control: Control
+    processor: OutputProcessor
     tokens: list[int]
     computed: int = 0
-    fresh: bool = True
-    shard: int = -1
-    slot: int = -1
-    pages: list[int] = dataclasses.field(default_factory=list)
+    placement: Placement | None = None
     epoch: int = 0
-    flying: int = 0
-    armed: int = 0
+    in_flight: int = 0
+    granted: int = 0
     changed: bool = True
-    boundary: int = 0
     cached: int = 0
     reported: int = 0
     logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def state(self) -> State:
+        """Waiting, prefilling or decoding."""
+        if self.placement is None:
+            return State.WAITING
+        is_cached = self.placement.ring_is_own and self.computed >= len(self.tokens) - 1
+        return State.DECODING if is_cached else State.PREFILLING
+
+    @property
+    def placed(self) -> Placement:
+        """Its slot and pages. Raises RuntimeError if it has none."""
+        if self.placement is None:
+            raise RuntimeError(f"sample {self.sample} of request {self.request.id!r} has no slot")
+        return self.placement
 
     @property
     def prompt_length(self) -> int:
@@ -53,24 +108,20 @@ class Sequence:
         """Tokens of the completion so far."""
         return len(self.tokens) - self.prompt_length
 
-    @property
-    def decodes(self) -> bool:
-        """Whether it has a slot, and all its tokens but the last are in the cache."""
-        return not self.fresh and self.computed >= len(self.tokens) - 1
-
     def restart(self) -> None:
-        """Forgets what the device did for it: pages, slot and all that was computed."""
-        self.computed, self.fresh, self.boundary = 0, True, 0
-        self.shard, self.slot, self.pages = -1, -1, []
+        """Begins again after preemption: nothing is in the cache any more."""
+        self.computed = 0
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Voids what is under way; the device goes on from `tokens` with the next dispatch."""
+        """Drops the tokens in flight. The next dispatch continues after `tokens`."""
         self.epoch += 1
-        self.flying, self.armed, self.changed = 0, 0, True
+        self.in_flight, self.granted, self.changed = 0, 0, True
 
-    def update(self, finish: FinishReason | None = None, stop: str | None = None) -> Update:
-        """The tokens that were not reported yet, and the completion if it is finished."""
+    def update(
+        self, finish: FinishReason | None = None, stop: str | None = None, error: str | None = None
+    ) -> Update:
+        """The tokens that were not reported yet; with `finish`, also the completion."""
         begin, self.reported = self.reported, self.generated
         tokens = self.tokens[self.prompt_length + begin :]
         logprobs = None if self.logprobs is None else tuple(self.logprobs[begin:])
@@ -85,6 +136,7 @@ class Sequence:
                 stop=stop,
                 cached_tokens=min(self.cached, self.prompt_length),
                 logprobs=None if self.logprobs is None else tuple(self.logprobs),
-                grammar_complete=self.control.grammar_complete,
+                grammar_complete=self.processor.grammar_complete if error is None else False,
+                error=error,
             )
         return Update(self.request.id, self.sample, tokens, logprobs, completion)

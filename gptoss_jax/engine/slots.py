@@ -1,21 +1,21 @@
-"""What the device is told of its slots: a copy of its rows on the host, of which only changes are sent."""
+"""The slots' settings: a copy on the host, of which only changes are sent to the device."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from gptoss_jax.cache import EMPTY
-from gptoss_jax.engine.request import MOST_BIASED_TOKENS
+from gptoss_jax.engine.request import MAX_BIASED_TOKENS
 from gptoss_jax.engine.runner import STOP_COLUMNS, Runner
+from gptoss_jax.engine.sampling import idle_samplers
 from gptoss_jax.engine.sequence import Sequence
-from gptoss_jax.sampling import idle_samplers
+from gptoss_jax.model.kv_cache import EMPTY
 
 
 class SlotTable:
-    """The rows of all slots as the device has them."""
+    """The rows of all slots, as the device has them."""
 
     def __init__(self, runner: Runner, stop_tokens: Collection[int]):
         self._runner = runner
@@ -27,31 +27,37 @@ class SlotTable:
         self._stale: set[str] = set()
 
     def row(self, sequence: Sequence) -> int:
-        """The row of a sequence among those of all shards."""
-        return sequence.shard * self._runner.layout.slots + sequence.slot
+        """The row of a running sequence in the batch of all shards."""
+        placement = sequence.placed
+        return placement.shard * self._runner.layout.slots + placement.slot
 
     def fill(self, ready: list[Sequence]) -> tuple[np.ndarray, ...]:
-        """The arrays of a decode dispatch for the sequences that are ready: patch, table, mask words, masked.
+        """Prepares a decode dispatch for the sequences that are ready, and sends changed settings.
 
-        What has changed in the slots' samplers is sent. Slots whose sequence has left, or is not ready, are
-        told to stop.
+        Returns the arrays that `Runner.decode` takes: patch, table, mask words, masked. The patch stops slots
+        whose sequence has left or is not ready.
         """
+        with np.errstate(over="ignore"):  # settings beyond float32 become infinite; sampling bounds them
+            return self._fill(ready)
+
+    def _fill(self, ready: list[Sequence]) -> tuple[np.ndarray, ...]:
         layout, count = self._runner.layout, self._runner.rows
         patch = np.zeros((count, 4), np.int32)
-        table = np.full((count, layout.page_columns), layout.cache.pages, np.int32)  # no page
+        table = np.full((count, layout.block_columns), layout.pages, np.int32)  # no page
         words = np.zeros((count, self._runner.mask_words), np.uint32)
         masked = np.zeros(count, bool)
         holders: list[tuple[Sequence, int] | None] = [None] * count
         for sequence in ready:
             row = self.row(sequence)
             holders[row] = (sequence, sequence.epoch)
-            table[row, : len(sequence.pages)] = sequence.pages
+            pages = sequence.placed.pages
+            table[row, : len(pages)] = pages
             if sequence.changed or self._holders[row] != holders[row]:
                 self._start(sequence, row)
-                sequence.armed = sequence.control.allowance()
-                patch[row] = 1, sequence.tokens[-1], len(sequence.tokens) - 1, sequence.armed
+                sequence.granted = sequence.processor.allowance()
+                patch[row] = 1, sequence.tokens[-1], len(sequence.tokens) - 1, sequence.granted
                 sequence.changed = False
-            if (mask := sequence.control.mask()) is not None:
+            if (mask := sequence.processor.mask()) is not None:
                 words[row, : mask.size], masked[row] = mask, True
         for row, (before, now) in enumerate(zip(self._holders, holders, strict=True)):
             if before is not None and now is None:
@@ -61,13 +67,13 @@ class SlotTable:
         return patch, table, words, masked
 
     def _start(self, sequence: Sequence, row: int) -> None:
-        """Sets a row to what its sequence asks for."""
+        """Sets a row to its sequence's settings."""
         sampling = sequence.request.sampling
-        ids = np.full(MOST_BIASED_TOKENS, EMPTY, np.int32)
-        values = np.zeros(MOST_BIASED_TOKENS, np.float32)
+        ids = np.full(MAX_BIASED_TOKENS, EMPTY, np.int32)
+        values = np.zeros(MAX_BIASED_TOKENS, np.float32)
         ids[: len(sampling.logit_bias)] = list(sampling.logit_bias)
         values[: len(sampling.logit_bias)] = list(sampling.logit_bias.values())
-        banned, until = sequence.control.ban()
+        banned, until = sequence.processor.ban()
         banned_ids = np.full(self._samplers["banned_ids"].shape[1], EMPTY, np.int32)
         banned_ids[: len(banned)] = banned
         for name, value in (
@@ -95,7 +101,7 @@ class SlotTable:
             completion[: sequence.generated] = sequence.tokens[sequence.prompt_length :]
             self._runner.count(row, prompt, completion)
 
-    def _set(self, name: str, array: np.ndarray, row: int, value: Any) -> None:
+    def _set(self, name: str, array: np.ndarray, row: int, value: ArrayLike) -> None:
         value = np.asarray(value, array.dtype)
         if not np.array_equal(array[row], value):
             array[row] = value

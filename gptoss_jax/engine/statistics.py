@@ -1,4 +1,4 @@
-"""What an engine did, in numbers."""
+"""An engine's counters."""
 
 from __future__ import annotations
 
@@ -7,43 +7,40 @@ import dataclasses
 
 @dataclasses.dataclass
 class Statistics:
-    """Sums since the engine was made; `copy` and subtract to measure a stretch of work."""
+    """Totals since the engine was made. To measure a part of its work, `copy` them before, and subtract."""
 
     prompt_tokens: int = 0
-    """Of sequences that are finished."""
+    """Prompt tokens of finished sequences."""
     cached_tokens: int = 0
-    """The part of `prompt_tokens` that an earlier request had left in the cache."""
+    """The part of `prompt_tokens` that came from the prefix cache."""
     prefilled_tokens: int = 0
-    """Tokens that prefill steps computed: prompts, and what preemption made necessary again."""
+    """Tokens that prefill steps computed: prompts, and sequences that continue after preemption."""
     padded_tokens: int = 0
-    """Tokens that prefill steps had room for beyond that."""
+    """Padding of the prefill steps, in tokens."""
     generated_tokens: int = 0
-    """Tokens that were accepted, forced ones included."""
+    """Accepted tokens, forced ones included."""
     refused_tokens: int = 0
-    """Tokens that were drawn and taken back."""
+    """Tokens that were drawn and then dropped by the host."""
     dispatches: int = 0
     """Decode dispatches."""
     decode_steps: int = 0
-    """Steps that those were sent for."""
+    """Decode steps of those dispatches."""
     row_steps: int = 0
-    """The same for each row that a sequence was in; `generated_tokens` over it is the use of the rows."""
+    """Decode steps times the slots in use; `generated_tokens / row_steps` is the part that was useful."""
     preemptions: int = 0
-    """How often a sequence had to give its pages away."""
+    """How often a sequence lost its slot and pages to others."""
+    recomputations: int = 0
+    """How often a sequence was computed again, as more of its tokens were taken back than a ring holds."""
     wait_seconds: float = 0.0
-    """Time in which the host waited for a dispatch: all but this is the host's own."""
+    """Time that the host waited for the device, in seconds."""
     blocked_dispatches: int = 0
-    """Dispatches that were sent when none was under way: the device had to wait for the host."""
+    """Dispatches that were sent while the device was idle: it had waited for the host."""
 
     def copy(self) -> Statistics:
-        """As it is now."""
+        """A copy that does not change any more."""
         return dataclasses.replace(self)
 
     def __sub__(self, earlier: Statistics) -> Statistics:
-        """What was added since."""
-        return Statistics(
-            *(after - before for after, before in zip(_values(self), _values(earlier), strict=True))
-        )
-
-
-def _values(statistics: Statistics) -> list:
-    return [getattr(statistics, field.name) for field in dataclasses.fields(statistics)]
+        """The difference to an earlier copy."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return Statistics(**{name: getattr(self, name) - getattr(earlier, name) for name in names})

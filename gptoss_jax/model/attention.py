@@ -1,75 +1,131 @@
-"""Grouped-query attention with sinks; sliding on even layers, full on odd ones."""
+"""Attention of the served model: over pages on full layers, over rings on sliding ones."""
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
+from typing import Any, Generic, TypeVar
 
-from checkpoints.config import ModelConfig
-from gptoss_jax.cache import Places, take_rings, write_pages, write_rings
-from gptoss_jax.model.layers import Linear, RMSNorm, SummedLinear
-from gptoss_jax.model.rope import rotate
+import jax
+from flax import nnx
+
+from gptoss_jax.model import gpt_oss
+from gptoss_jax.model.gpt_oss import rotate
+from gptoss_jax.model.kv_cache import DecodeMetadata, PagePool, PrefillMetadata, Rings
+from gptoss_jax.model.layers import ColumnParallelLinear, RowParallelLinear
 from pallas_kernels.attention import decode_pages, decode_ring, prefill, prefill_pages
 
+Rotation = tuple[jax.Array, jax.Array]
+"""cos and sin, float32 [B, T, h/2] each."""
 
-class Attention(nnx.Module):
-    """Norm, projections, rotary positions, attention and the output map of one layer.
 
-    On a mesh each device along `tensor` has some of the heads, and the output map sums over them.
+Entries = TypeVar("Entries", PagePool, Rings)
+
+
+class ServedAttention(nnx.Module, Generic[Entries]):
+    """Norm, projections, rotary positions and attention of one layer, on the layer's part of the KV cache.
+
+    On a mesh, the heads are split along the axis `tensor`.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        hidden, size = config.hidden_size, config.head_size
-        self.window = config.window(layer)
-        self.head_size = size
-        self.norm = RMSNorm(hidden, config.norm_epsilon, dtype=dtype)
-        self.query = Linear(hidden, config.num_heads * size, dtype=dtype, rngs=rngs)
-        self.key = Linear(hidden, config.num_kv_heads * size, dtype=dtype, rngs=rngs)
-        self.value = Linear(hidden, config.num_kv_heads * size, dtype=dtype, rngs=rngs)
-        self.sinks = nnx.Param(jnp.zeros(config.num_heads, dtype))
-        self.output = SummedLinear(config.num_heads * size, hidden, dtype=dtype, rngs=rngs)
+    def __init__(self, attention: gpt_oss.Attention):
+        self.head_size = attention.head_size
+        self.norm = attention.norm
+        self.query = ColumnParallelLinear(attention.query)
+        self.key = ColumnParallelLinear(attention.key)
+        self.value = ColumnParallelLinear(attention.value)
+        self.sinks = attention.sinks
+        self.output = RowParallelLinear(attention.output)
 
-    def project(
-        self, x: jax.Array, rotation: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries [B, T, H, h], keys and values [B, T, K, h] of x [B, T, D], the first two turned."""
+    def project(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x [B, T, D] → queries [B, T, H, h], keys and values [B, T, K, h]; queries and keys are rotated."""
         x = self.norm(x)
         q, k, v = (
-            part(x).reshape(*x.shape[:2], -1, self.head_size) for part in (self.query, self.key, self.value)
+            linear(x).reshape(*x.shape[:2], -1, self.head_size)
+            for linear in (self.query, self.key, self.value)
         )
         return rotate(q, *rotation), rotate(k, *rotation), v
 
-    def __call__(
-        self,
-        x: jax.Array,
-        positions: jax.Array,
-        rotation: tuple[jax.Array, jax.Array],
-        entries: jax.Array | None = None,
-        places: Places | None = None,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Attends from T new tokens, x [B, T, D] at positions [B, T], to themselves and what the cache holds.
+    def project_out(self, mixed: jax.Array) -> jax.Array:
+        """Applies the output projection: [B, T, H, h] → [B, T, D]."""
+        return self.output(mixed.reshape(*mixed.shape[:2], -1))
 
-        `entries`: the layer's pool or rings; `places`: where the tokens go. Returns the layer's output
-        [B, T, D], to be added to x, and the entries with the new tokens in them.
+    def prefill(
+        self, x: jax.Array, rotation: Rotation, entries: Entries, chunk: PrefillMetadata
+    ) -> tuple[jax.Array, Entries]:
+        """Runs a chunk, x [n, T, D]. Returns [n, T, D], to be added to x, and the layer's new entries."""
+        raise NotImplementedError
+
+    def decode(
+        self, x: jax.Array, rotation: Rotation, entries: Entries, step: DecodeMetadata
+    ) -> tuple[jax.Array, Entries]:
+        """Runs one token per slot, x [B, 1, D].
+
+        Returns [B, 1, D], to be added to x, and the layer's new entries.
+        """
+        raise NotImplementedError
+
+
+class FullAttention(ServedAttention[PagePool]):
+    """An odd layer: a query sees all keys up to its own, which lie in pages."""
+
+    @jax.named_scope("full_attention")
+    def prefill(
+        self, x: jax.Array, rotation: Rotation, entries: PagePool, chunk: PrefillMetadata
+    ) -> tuple[jax.Array, PagePool]:
+        """Stores the chunk's keys and values, then attends to the pages."""
+        q, k, v = self.project(x, rotation)
+        pool = entries.store_chunk(k, v, chunk)
+        mixed = prefill_pages(q, pool.entries, chunk.block_table, chunk.positions, self.sinks[...])
+        return self.project_out(mixed), pool
+
+    @jax.named_scope("full_attention")
+    def decode(
+        self, x: jax.Array, rotation: Rotation, entries: PagePool, step: DecodeMetadata
+    ) -> tuple[jax.Array, PagePool]:
+        """Stores the tokens' keys and values, then attends."""
+        q, k, v = self.project(x, rotation)
+        pool = entries.store_token(k, v, step)
+        lengths = step.positions + 1
+        mixed = decode_pages(q[:, 0], pool.entries, step.block_table, lengths, self.sinks[...])
+        return self.project_out(mixed[:, None]), pool
+
+
+class SlidingAttention(ServedAttention[Rings]):
+    """An even layer: a query sees the last `window` keys, its own included, which lie in a ring."""
+
+    def __init__(self, attention: gpt_oss.Attention, window: int):
+        super().__init__(attention)
+        self.window = window
+
+    @jax.named_scope("sliding_attention")
+    def prefill(
+        self, x: jax.Array, rotation: Rotation, entries: Rings, chunk: PrefillMetadata
+    ) -> tuple[jax.Array, Rings]:
+        """Attends, then stores the chunk's keys and values: its first tokens
+        see entries that its last ones overwrite.
         """
         q, k, v = self.project(x, rotation)
-        sinks = self.sinks[...]
-        if entries is None or places is None:
-            mixed = prefill(q, k, v, positions, sinks, window=self.window)
-        elif self.window is None:
-            entries = write_pages(entries, k, v, places)
-            if places.slots is None:
-                mixed = decode_pages(q[:, 0], entries, places.table, positions[:, 0] + 1, sinks)[:, None]
-            else:
-                mixed = prefill_pages(q, entries, places.table, positions, sinks)
-        elif places.slots is None:
-            entries = write_rings(entries, k, v, places)
-            mixed = decode_ring(q[:, 0], entries, places.held, positions[:, 0], sinks, window=self.window)
-            mixed = mixed[:, None]
-        else:  # several tokens on a ring: the early ones still see what the later ones overwrite
-            before = take_rings(entries, places.slots)
-            mixed = prefill(q, k, v, positions, sinks, before, places.before, window=self.window)
-            entries = write_rings(entries, k, v, places)
-        return self.output(mixed.reshape(*x.shape[:2], -1)), entries
+        before = entries.read(chunk.rings)
+        mixed = prefill(
+            *(q, k, v, chunk.positions, self.sinks[...], before, chunk.cached_positions), window=self.window
+        )
+        return self.project_out(mixed), entries.store_chunk(k, v, chunk)
+
+    @jax.named_scope("sliding_attention")
+    def decode(
+        self, x: jax.Array, rotation: Rotation, entries: Rings, step: DecodeMetadata
+    ) -> tuple[jax.Array, Rings]:
+        """Stores the tokens' keys and values, then attends."""
+        q, k, v = self.project(x, rotation)
+        rings = entries.store_token(k, v, step)
+        mixed = decode_ring(
+            *(q[:, 0], rings.entries, step.cached_positions, step.positions, self.sinks[...]),
+            window=self.window,
+        )
+        return self.project_out(mixed[:, None]), rings
+
+
+def served_attention(attention: gpt_oss.Attention) -> ServedAttention[Any]:
+    """The served attention of a plain layer, with the same parameters."""
+    if attention.window is None:
+        return FullAttention(attention)
+    return SlidingAttention(attention, attention.window)

@@ -1,62 +1,50 @@
-"""The mixture of experts: a router, and experts whose weights stay packed in MXFP4."""
+"""The mixture of experts of the served model: kernels on MXFP4
+weights, with the experts split over a mesh.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jax.typing import DTypeLike
 
-from checkpoints.config import MXFP4_BLOCK, ModelConfig
-from gptoss_jax.model.layers import Linear, RMSNorm
-from gptoss_jax.sharding import EXPERT, TENSOR, axis_size, split
+from gptoss_jax.model import gpt_oss
+from gptoss_jax.sharding import axis_size, split
+from gptoss_jax.sizes import EXPERT, TENSOR
 from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, tiling
-from pallas_kernels.mxfp4.tiled import Form, TiledWeights
+from pallas_kernels.mxfp4.tiled import CodeFormat, TiledWeights
 from pallas_kernels.routing import Route, route, spread_experts
 
-Arrangements = tuple[tiling.Arrangement, tiling.Arrangement]
-"""How the TPU kernel's gate_up and down are stored."""
+WeightLayouts = tuple[tiling.WeightLayout, tiling.WeightLayout]
+"""The layouts of gate_up and down for the TPU kernel."""
 
 
-class PackedMap(nnx.Module):
-    """One linear map per expert, in MXFP4: `blocks` and `scales` uint8, `bias` in the model's dtype."""
+class PackedExperts(nnx.Module):
+    """A layer's experts, with weights in the published layout."""
 
-    def __init__(
-        self, experts: int, outputs: tuple[int, ...], inputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs
-    ):
-        shape = (experts, *outputs)
-        # Random codes at a scale of 2^-6 are about as large as a fresh linear layer's weights.
-        self.blocks = nnx.Param(jax.random.bits(rngs.params(), (*shape, inputs // 2), jnp.uint8))
-        self.scales = nnx.Param(jnp.full((*shape, inputs // MXFP4_BLOCK), 121, jnp.uint8))
-        self.bias = nnx.Param(jnp.zeros(shape, dtype))
+    def __init__(self, experts: gpt_oss.Experts, num_experts: int):
+        self.limit, self.num_experts = experts.limit, num_experts
+        self.gate_up, self.down = experts.gate_up, experts.down
 
-    def arrays(self) -> PackedLinear:
-        """The arrays as the kernels take them."""
-        return PackedLinear(self.blocks[...], self.scales[...], self.bias[...])
-
-
-class Experts(nnx.Module):
-    """All experts of one layer: gate and up, clamped SwiGLU, down."""
-
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        experts, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
-        self.limit, self.total = config.swiglu_limit, experts
-        self.gate_up = PackedMap(experts, (2, inner), hidden, dtype=dtype, rngs=rngs)
-        self.down = PackedMap(experts, (hidden,), inner, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array, routed: Route) -> jax.Array:
-        """x [T, D] and its route → [T, D]; on a mesh, the part of it that this device's experts give."""
-        return expert_mlp(
-            x, routed, self.gate_up.arrays(), self.down.arrays(), self.limit, num_experts=self.total
+    @property
+    def weights(self) -> tuple[PackedLinear, PackedLinear]:
+        """gate_up and down as operands of the kernels."""
+        gate_up, down = (
+            PackedLinear(linear.blocks[...], linear.scales[...], linear.bias[...])
+            for linear in (self.gate_up, self.down)
         )
+        return gate_up, down
+
+    @jax.named_scope("experts")
+    def __call__(self, x: jax.Array, routed: Route) -> jax.Array:
+        """x [T, D] and its route → [T, D]; on a mesh, only the results of this device's experts."""
+        return expert_mlp(x, routed, *self.weights, self.limit, num_experts=self.num_experts)
 
 
-class TiledMap(nnx.Module):
-    """One linear map per expert as the TPU kernel reads it; see `pallas_kernels.mxfp4.tiled`."""
+class TiledLinear(nnx.Module):
+    """One linear layer per expert, in the layout of the TPU kernel; see `pallas_kernels.mxfp4.tiled`."""
 
     def __init__(self, weights: TiledWeights):
         self.codes = nnx.Param(weights.codes)
@@ -66,74 +54,74 @@ class TiledMap(nnx.Module):
         self.form = weights.form
         self.wide = weights.wide
 
-    def arrays(self) -> TiledWeights:
-        """The arrays as the kernels take them."""
+    @property
+    def weights(self) -> TiledWeights:
+        """The arrays as an operand of the kernel."""
         return TiledWeights(
             self.codes[...], self.scales[...], self.columns[...], self.inputs, self.form, self.wide
         )
 
 
 class TiledExperts(nnx.Module):
-    """As `Experts`, with weights rearranged for the TPU kernel; their values are the same.
+    """As `PackedExperts`, with the same weights tiled for the TPU kernel.
 
-    How the scales are stored depends on their values, unless `arrangements` of gate_up and down are given.
+    layouts: those of gate_up and down; None chooses them by the scales' values.
     """
 
     def __init__(
         self,
-        experts: Experts,
-        form: Form,
+        experts: PackedExperts,
+        form: CodeFormat,
         mesh: Mesh | None = None,
-        arrangements: Arrangements | None = None,
+        layouts: WeightLayouts | None = None,
     ):
-        maps = experts.gate_up.arrays(), experts.down.arrays()
-        if arrangements is None:
-            arrangements = tiling.arrangement_of(maps[0], form), tiling.arrangement_of(maps[1], form)
-        tiled = _tiled(maps, form, arrangements, mesh)
-        self.limit, self.total = experts.limit, experts.total
-        self.gate_up = TiledMap(tiled.gate_up)
-        self.down = TiledMap(tiled.down)
+        packed = experts.weights
+        if layouts is None:
+            layouts = tiling.layout_of(packed[0], form), tiling.layout_of(packed[1], form)
+        tiled = _tiled(packed, form, layouts, mesh)
+        self.limit, self.num_experts = experts.limit, experts.num_experts
+        self.gate_up = TiledLinear(tiled.gate_up)
+        self.down = TiledLinear(tiled.down)
 
+    @jax.named_scope("experts")
     def __call__(self, x: jax.Array, routed: Route) -> jax.Array:
-        """x [T, D] and its route → [T, D]; on a mesh, the part of it that this device's experts give."""
-        return expert_mlp(
-            x, routed, self.gate_up.arrays(), self.down.arrays(), self.limit, num_experts=self.total
-        )
+        """x [T, D] and its route → [T, D]; on a mesh, only the results of this device's experts."""
+        weights = self.gate_up.weights, self.down.weights
+        return expert_mlp(x, routed, *weights, self.limit, num_experts=self.num_experts)
 
 
 def _tiled(
-    maps: tuple[PackedLinear, PackedLinear], form: Form, arrangements: Arrangements, mesh: Mesh | None
+    packed: tuple[PackedLinear, PackedLinear], form: CodeFormat, layouts: WeightLayouts, mesh: Mesh | None
 ) -> tiling.TiledExperts:
-    """The maps as the TPU kernel reads them, each device's experts on that device."""
-    tile = functools.partial(tiling.tile_experts, form=form, arrangements=arrangements)
+    """Tiles the weights for the TPU kernel, each device its own experts."""
+    tile = functools.partial(tiling.tile_experts, form=form, layouts=layouts)
     if mesh is None:
-        return tile(*maps)
+        return tile(*packed)
     by_expert = split("experts")
     spread = jax.shard_map(tile, mesh=mesh, in_specs=by_expert, out_specs=by_expert, check_vma=False)
-    return jax.jit(spread)(*maps)
+    return jax.jit(spread)(*packed)
 
 
-class MixtureOfExperts(nnx.Module):
-    """Norm, router and experts of one layer."""
+class ExpertParallelMoE(nnx.Module):
+    """Norm, router and experts of one layer.
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs,
-        experts: Callable[..., nnx.Module] = Experts,
-    ):
-        self.num_experts, self.experts_per_token = config.num_experts, config.experts_per_token
-        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
-        self.router = Linear(config.hidden_size, config.num_experts, dtype=dtype, rngs=rngs)
-        self.experts = experts(config, dtype=dtype, rngs=rngs)
+    The experts are split along the mesh axes `expert` and `tensor`.
+    """
 
+    def __init__(self, moe: gpt_oss.MixtureOfExperts, num_experts: int):
+        self.num_experts, self.experts_per_token = num_experts, moe.experts_per_token
+        self.norm, self.router = moe.norm, moe.router
+        self.experts: PackedExperts | TiledExperts = PackedExperts(moe.experts, num_experts)
+
+    @jax.named_scope("moe")
     def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:
-        """x [B, T, D] → [B, T, D], to be added to x; no expert runs for tokens not `valid`, bool [B, T]."""
+        """x [B, T, D] → [B, T, D], to be added to x. valid bool [B, T]:
+        False for padding, which no expert computes.
+        """
         rows = self.norm(x).reshape(-1, x.shape[-1])
-        # Unrounded: in bfloat16 two experts may tie, and the wrong one changes everything after it.
-        routed = route(self.router.unrounded(rows), self.experts_per_token, valid.reshape(-1))
+        with jax.named_scope("router"):
+            logits = self.router.unrounded(rows)
+            routed = route(logits, self.experts_per_token, valid.reshape(-1))
         if axis_size(EXPERT) * axis_size(TENSOR) == 1:
             return self.experts(rows, routed).reshape(x.shape)
         mixed = spread_experts(

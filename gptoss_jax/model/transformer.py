@@ -1,166 +1,89 @@
-"""gpt-oss: a decoder-only transformer of alternating sliding and full attention, each followed by experts."""
+"""The served model: the parameters of `gptoss_jax.model.gpt_oss`, run with a KV cache, kernels and a mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
-from checkpoints.config import ModelConfig
-from gptoss_jax.cache import Cache, Places, places_to_decode, places_to_prefill
-from gptoss_jax.model.attention import Attention
-from gptoss_jax.model.layers import Linear, RMSNorm
-from gptoss_jax.model.moe import Experts, MixtureOfExperts
-from gptoss_jax.model.rope import rotations
-from gptoss_jax.sharding import TENSOR, axis_size, sum_over
-
-
-class Embedding(nnx.Module):
-    """Token id → row of `weight` [V, D]; columns past D are padding."""
-
-    def __init__(self, rows: int, size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.size = size
-        self.weight = nnx.Param(jax.random.normal(rngs.params(), (rows, size), dtype))
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """int32 [B, T] → [B, T, D]. On a mesh each device along `tensor` has some of the rows."""
-        weight = self.weight[...]
-        if axis_size(TENSOR) == 1:
-            return weight[tokens][..., : self.size]
-        local = tokens - jax.lax.axis_index(TENSOR) * weight.shape[0]
-        own = (local >= 0) & (local < weight.shape[0])
-        rows = weight[jnp.where(own, local, 0)][..., : self.size]
-        return sum_over(TENSOR, jnp.where(own[..., None], rows, 0))
+from gptoss_jax.model import gpt_oss
+from gptoss_jax.model.attention import served_attention
+from gptoss_jax.model.gpt_oss import rotations
+from gptoss_jax.model.kv_cache import KVCache, decode_metadata, prefill_metadata
+from gptoss_jax.model.layers import VocabParallelEmbedding, VocabParallelUnembedding
+from gptoss_jax.model.moe import ExpertParallelMoE
 
 
 class Layer(nnx.Module):
     """x + attention(x), then x + experts(x)."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        index: int,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs,
-        experts: Callable[..., nnx.Module],
-    ):
-        self.attention = Attention(config, index, dtype=dtype, rngs=rngs)
-        self.moe = MixtureOfExperts(config, dtype=dtype, rngs=rngs, experts=experts)
-
-    def __call__(
-        self,
-        x: jax.Array,
-        positions: jax.Array,
-        rotation: tuple[jax.Array, jax.Array],
-        entries: jax.Array | None,
-        places: Places | None,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """x [B, T, D] → [B, T, D], and the layer's cache entries with the new tokens in them."""
-        mixed, entries = self.attention(x, positions, rotation, entries, places)
-        x = x + mixed
-        return x + self.moe(x, positions >= 0), entries
+    def __init__(self, layer: gpt_oss.Layer, num_experts: int):
+        self.attention = served_attention(layer.attention)
+        self.moe = ExpertParallelMoE(layer.moe, num_experts)
 
 
 class Transformer(nnx.Module):
-    """The whole model. `dtype` is that of activations and of every weight but the packed experts.
+    """The whole model, with the parameters of a plain model under the same names.
 
-    `experts` is the class that holds and runs a layer's experts; training replaces it by float weights.
+    On a mesh it runs inside `jax.shard_map` and sees one device's part of every array.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-        experts: Callable[..., nnx.Module] = Experts,
-    ):
-        self.config = config
-        self.dtype = jnp.dtype(dtype)
-        self.embedding = Embedding(config.vocabulary_size, config.hidden_size, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List(
-            [
-                Layer(config, index, dtype=dtype, rngs=rngs, experts=experts)
-                for index in range(config.num_layers)
-            ]
-        )
-        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
-        self.unembedding = Linear(
-            config.hidden_size, config.vocabulary_size, bias=False, dtype=dtype, rngs=rngs
-        )
-
-    def __call__(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        """Runs T tokens of each of B sequences, which see each other and nothing else.
-
-        tokens, positions int32 [B, T]; a negative position marks padding, which nothing sees and no expert
-        computes. Returns hidden states [B, T, D], ready for `logits`.
-        """
-        return self._run(tokens, positions, (None,) * len(self.layers), None)[0]
+    def __init__(self, model: gpt_oss.GptOss):
+        self.config, self.dtype = model.config, model.dtype
+        self.embedding = VocabParallelEmbedding(model.embedding, model.config.hidden_size)
+        self.layers = nnx.List([Layer(layer, model.config.num_experts) for layer in model.layers])
+        self.norm = model.norm
+        self.unembedding = VocabParallelUnembedding(model.unembedding)
 
     def prefill(
         self,
         tokens: jax.Array,
         positions: jax.Array,
-        cache: Cache,
-        table: jax.Array,
-        slots: jax.Array,
-        fresh: jax.Array,
-    ) -> tuple[jax.Array, Cache]:
+        cache: KVCache,
+        block_table: jax.Array,
+        rings: jax.Array,
+        first_chunk: jax.Array,
+    ) -> tuple[jax.Array, KVCache]:
         """Runs T new tokens of each of n sequences, which also see what the cache holds of their sequence.
 
-        tokens, positions int32 [n, T], positions consecutive, EMPTY behind a row's tokens. table int32
-        [n, M]: each sequence's pages; slots int32 [n]: its row of rings; fresh bool [n]: it starts here.
-        Returns hidden states [n, T, D] and the cache with the new tokens in it.
+        tokens int32 [n, T]. positions int32 [n, T]: consecutive, EMPTY after a row's tokens. block_table
+        int32 [n, M]: the pages of each sequence. rings int32 [n]: the ring of each sequence. first_chunk bool
+        [n]: True where the sequence starts with this chunk.
+
+        Returns hidden states [n, T, D], the input of `logits`, and the cache with the new tokens.
         """
-        places, held = places_to_prefill(cache, table, positions, slots, fresh)
-        return self._run_cached(tokens, positions, cache, places, held)
+        chunk, cached_positions = prefill_metadata(cache, block_table, positions, rings, first_chunk)
+        x, rotation, layers = self.embedding(tokens), rotations(positions, self.config), []
+        for index, (layer, entries) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            with jax.named_scope(f"layer_{index}"):
+                mixed, entries = layer.attention.prefill(x, rotation, entries, chunk)
+                x = x + mixed
+                x = x + layer.moe(x, positions >= 0)
+            layers.append(entries)
+        return self.norm(x), KVCache.of_layers(layers, cached_positions)
 
     def decode(
-        self, tokens: jax.Array, positions: jax.Array, cache: Cache, table: jax.Array
-    ) -> tuple[jax.Array, Cache]:
-        """Runs one new token of each of the first B slots: tokens, positions int32 [B], table int32 [B, M].
+        self, tokens: jax.Array, positions: jax.Array, cache: KVCache, block_table: jax.Array
+    ) -> tuple[jax.Array, KVCache]:
+        """Runs one new token of each of the first B slots.
 
-        Slots at position EMPTY are idle. Returns hidden states [B, D] and the cache with the tokens in it.
+        tokens int32 [B]. positions int32 [B]: EMPTY for idle slots. block_table int32 [B, M]: the pages of
+        each slot's sequence. Returns hidden states [B, D], the input of `logits`, and the cache with the new
+        tokens.
         """
-        places, held = places_to_decode(cache, table, positions)
-        hidden, cache = self._run_cached(tokens[:, None], positions[:, None], cache, places, held)
-        return hidden[:, 0], cache
-
-    def _run_cached(
-        self, tokens: jax.Array, positions: jax.Array, cache: Cache, places: Places, held: jax.Array
-    ) -> tuple[jax.Array, Cache]:
-        unused_pools, unused_rings = iter(cache.pools), iter(cache.rings)
-        slides = [layer.attention.window is not None for layer in self.layers]
-        entries = [next(unused_rings) if sliding else next(unused_pools) for sliding in slides]
-        hidden, after = self._run(tokens, positions, entries, places)
-        pools, rings = (
-            tuple(one for one, sliding in zip(after, slides, strict=True) if sliding is which)
-            for which in (False, True)
-        )
-        return hidden, Cache(pools, rings, held)
-
-    def _run(
-        self,
-        tokens: jax.Array,
-        positions: jax.Array,
-        entries: Sequence[jax.Array | None],
-        places: Places | None,
-    ) -> tuple[jax.Array, list[Any]]:
-        x = self.embedding(tokens)
-        rotation = rotations(positions, self.config)
-        after = []
-        for layer, one in zip(self.layers, entries, strict=True):
-            x, one = layer(x, positions, rotation, one, places)
-            after.append(one)
-        return self.norm(x), after
+        step, cached_positions = decode_metadata(cache, block_table, positions)
+        tokens, positions = tokens[:, None], positions[:, None]
+        x, rotation, layers = self.embedding(tokens), rotations(positions, self.config), []
+        for index, (layer, entries) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            with jax.named_scope(f"layer_{index}"):
+                mixed, entries = layer.attention.decode(x, rotation, entries, step)
+                x = x + mixed
+                x = x + layer.moe(x, positions >= 0)
+            layers.append(entries)
+        return self.norm(x)[:, 0], KVCache.of_layers(layers, cached_positions)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Hidden states […, D] → float32 logits […, V]; on a mesh, of this device's part of it."""
-        return jnp.einsum(
-            "...d,vd->...v", hidden, self.unembedding.weight[...], preferred_element_type=jnp.float32
-        )
+        """Hidden states […, D] → float32 logits […, V].
+
+        On a mesh, for this device's part of the vocabulary.
+        """
+        return self.unembedding(hidden)

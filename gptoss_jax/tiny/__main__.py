@@ -13,10 +13,10 @@ from harmony import load_encoding
 
 
 def main(arguments: list[str]) -> int:
-    """Make the vocabulary, train (or go on training), and write `OUT/checkpoint`."""
+    """Makes the vocabulary, trains or continues training, and writes `OUT/checkpoint`."""
     parser = argparse.ArgumentParser(
         prog="scripts/train_tiny",
-        description="Train the embedded tiny model from scratch. Stop it at any time; run it again to go on.",
+        description="Train the embedded tiny model from scratch. The same command continues a stopped run.",
     )
     parser.add_argument("output", type=Path, nargs="?", default=Path("out/tiny"), help="default: out/tiny")
     options = parser.parse_args(arguments)
@@ -30,8 +30,10 @@ def main(arguments: list[str]) -> int:
     if not file.exists():
         checkpoint.mkdir(parents=True, exist_ok=True)
         vocabulary.write(vocabulary.build(recipe.seed), file)
-    state = train(load_encoding(file), vocabulary.read(file), recipe, options.output)
-    write_checkpoint(checkpoint, CONFIG, state.parameters)
+    encoding = load_encoding(file)
+    state = train(encoding, vocabulary.read(file), recipe, options.output)
+    (return_token,) = encoding.encode("<|return|>", allowed_special="all")
+    write_checkpoint(checkpoint, CONFIG, state.parameters, return_token)
     print(f"{checkpoint} after {state.step} steps and {state.seconds / 60:.0f} minutes")
     return 0
 

@@ -33,7 +33,7 @@ _EFFORT_NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """Messages that are given, and the assistant's messages that follow (not trained on if `past`)."""
+    """Given messages, and the assistant's messages that follow; with `past` these are not trained on."""
 
     given: list[Message]
     completion: list[Message]
@@ -42,7 +42,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a conversation starts with: the effort, and the functions it offers."""
+    """The start of a conversation: the effort, and the functions that the model may call."""
 
     effort: str
     offered: list[tools.Tool]
@@ -115,6 +115,11 @@ def sum_turn(rng: random.Random, effort: str, problem: sums.Sum) -> Turn:
     return Turn([user(sums.question(rng, problem))], [analysis(thought), final(problem.answer)])
 
 
+def sum_prompt(rng: random.Random, effort: str, problem: sums.Sum) -> list[Message]:
+    """A whole prompt that asks for a sum, without functions."""
+    return [*draw_setting(rng, effort, 0).messages, *sum_turn(rng, effort, problem).given]
+
+
 def talk_turn(talk: smalltalk.Talk) -> Turn:
     """Small talk."""
     return Turn([user(talk.question)], [analysis(talk.reasoning), final(talk.answer)])
@@ -133,7 +138,7 @@ def answer_turn(use: tools.Use, effort: str) -> Turn:
 
 
 def as_history(turn: Turn) -> Turn:
-    """A turn as it stands in a later prompt: over, and without its chain of thought."""
+    """A turn as part of a later prompt: not trained on, and without its chain of thought."""
     return Turn(turn.given, [m for m in turn.completion if m.channel != "analysis"], past=True)
 
 

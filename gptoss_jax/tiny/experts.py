@@ -1,13 +1,14 @@
-"""Experts while they are trained: float weights, seen through MXFP4 towards the end."""
+"""Experts during training: float weights, which are rounded to MXFP4 towards the end."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from checkpoints.config import MXFP4_BLOCK, ModelConfig
-from pallas_kernels.expert_matmul import clamped_swiglu
+from gptoss_jax.model.gpt_oss import clamped_swiglu
 
 
 def through_mxfp4(weights: jax.Array) -> jax.Array:
@@ -27,10 +28,10 @@ def through_mxfp4(weights: jax.Array) -> jax.Array:
     return weights + jax.lax.stop_gradient(rounded - weights)
 
 
-class FloatMap(nnx.Module):
-    """One linear map per expert with float weights: `weight` [E, …, out, in], `bias` [E, …, out]."""
+class FloatLinear(nnx.Module):
+    """A linear layer for each expert: float `weight` [E, …, out, in] and `bias` [E, …, out]."""
 
-    def __init__(self, experts: int, outputs: tuple[int, ...], inputs: int, *, dtype: jnp.dtype):
+    def __init__(self, experts: int, outputs: tuple[int, ...], inputs: int, *, dtype: DTypeLike):
         self.weight = nnx.Param(jnp.zeros((experts, *outputs, inputs), dtype))
         self.bias = nnx.Param(jnp.zeros((experts, *outputs), dtype))
 
@@ -38,15 +39,15 @@ class FloatMap(nnx.Module):
 class FloatExperts(nnx.Module):
     """All experts of one layer.
 
-    Every token visits every expert and most shares are 0: for a few small experts that is faster than sorting
-    the tokens, and its gradient is simpler.
+    Every token goes through every expert, with a share of 0 for most. With a few small experts this is faster
+    than sorting the tokens, and its gradient is simpler.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike):
         experts, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
         self.limit = config.swiglu_limit
-        self.gate_up = FloatMap(experts, (2, inner), hidden, dtype=dtype)
-        self.down = FloatMap(experts, (hidden,), inner, dtype=dtype)
+        self.gate_up = FloatLinear(experts, (2, inner), hidden, dtype=dtype)
+        self.down = FloatLinear(experts, (hidden,), inner, dtype=dtype)
 
     def __call__(self, x: jax.Array, shares: jax.Array, *, quantised: bool = False) -> jax.Array:
         """x [T, D] and each expert's share of each token, [T, E] with zeros → [T, D]."""

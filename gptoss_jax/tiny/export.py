@@ -1,4 +1,4 @@
-"""From trained float parameters to a checkpoint in the published layout, experts in MXFP4."""
+"""Writes trained float parameters as a checkpoint in the published layout, with experts in MXFP4."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from gptoss_jax.tiny.optimiser import Parameters
 from pallas_kernels import mxfp4
 
 
-def write_checkpoint(folder: Path, config: ModelConfig, parameters: Parameters) -> None:
-    """Write `config.json` and the weights; everything but the experts' matrices is rounded to bfloat16."""
+def write_checkpoint(
+    folder: Path, config: ModelConfig, parameters: Parameters, eos_token_id: int | None = None
+) -> None:
+    """Writes `config.json` and the weights. All but the experts' matrices are rounded to bfloat16.
+
+    `eos_token_id`: the id of `<|return|>` in the checkpoint's own vocabulary; None if it has none.
+    """
 
     @functools.cache
     def packed(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -27,4 +32,4 @@ def write_checkpoint(folder: Path, config: ModelConfig, parameters: Parameters) 
         else:
             view[...] = np.asarray(parameters[name]).astype(view.dtype)
 
-    write_published(folder, config, fill)
+    write_published(folder, config, fill, eos_token_id=eos_token_id)

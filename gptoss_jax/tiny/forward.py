@@ -1,4 +1,4 @@
-"""The model's own layers run over packed rows: a tree of branches instead of one sequence.
+"""The plain model's layers over packed rows: a tree of branches instead of one sequence.
 
 Same parameters, same arithmetic; what differs is what a token may see (its branch and the shared prefix),
 and what a training step on a CPU needs to be fast: sliding layers compute only their window, and every expert
@@ -7,17 +7,17 @@ sees every token.
 
 from __future__ import annotations
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from gptoss_jax.model.attention import Attention
-from gptoss_jax.model.moe import MixtureOfExperts
-from gptoss_jax.model.rope import rotations
-from gptoss_jax.model.transformer import Transformer
+from gptoss_jax.model.gpt_oss import Attention, GptOss, MixtureOfExperts, rotations
+from gptoss_jax.tiny.experts import FloatExperts
 
 _FAR = 1 << 20
-"""A position no query reaches: the keys before the first block."""
+"""The position of the keys before the first block, which no query sees."""
 
 
 def _softmax_with_sink(parts: list[tuple[jax.Array, jax.Array]], sinks: jax.Array) -> list[jax.Array]:
@@ -127,11 +127,12 @@ def _experts(layer: MixtureOfExperts, x: jax.Array, quantised: bool) -> tuple[ja
     experts = logits.shape[-1]
     spread = jax.nn.softmax(logits, axis=-1).mean(axis=0) * chosen.mean(axis=0)
     imbalance = experts * spread.sum() / layer.experts_per_token
-    return layer.experts(rows, shares, quantised=quantised).reshape(x.shape), imbalance
+    float_experts = cast(FloatExperts, layer.experts)
+    return float_experts(rows, shares, quantised=quantised).reshape(x.shape), imbalance
 
 
 def hidden_states(
-    model: Transformer,
+    model: GptOss,
     tokens: jax.Array,
     positions: jax.Array,
     segments: jax.Array,
@@ -140,7 +141,7 @@ def hidden_states(
 ) -> tuple[jax.Array, jax.Array]:
     """Hidden states [B, T, D] of packed rows (see `packing.Batch`), and the layers' mean imbalance.
 
-    `model` holds `FloatExperts`; `quantised` shows their weights through MXFP4.
+    `model` has `FloatExperts`. `quantised`: True rounds their weights to MXFP4.
     """
     x = model.embedding(tokens)
     rotation = rotations(positions, model.config)
@@ -153,7 +154,7 @@ def hidden_states(
     return model.norm(x), jnp.stack(imbalances).mean()
 
 
-def model_with(graph: nnx.GraphDef, parameters: dict[str, jax.Array]) -> Transformer:
+def model_with(graph: nnx.GraphDef, parameters: dict[str, jax.Array]) -> GptOss:
     """The model of structure `graph` around float parameters named by their paths in it."""
     return nnx.merge(
         graph, nnx.from_flat_state([(_path(name), nnx.Param(value)) for name, value in parameters.items()])

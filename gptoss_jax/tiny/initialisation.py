@@ -1,6 +1,6 @@
 """Where training starts: random weights with two structures that a model this small does not find by itself.
 
-*Families of tokens.* `Paris`, ` Paris` and `paris` begin with nearly the same embedding, as do ` weather`
+*Spellings of a word.* `Paris`, ` Paris` and `paris` begin with nearly the same embedding, as do ` weather`
 and `_weather`. Copying a word from a question into JSON, or finding the function a question is about, then
 needs no table of which token belongs to which.
 
@@ -18,13 +18,12 @@ import numpy as np
 from flax import nnx
 
 from checkpoints.config import ModelConfig
-from gptoss_jax.model.rope import yarn_frequencies
-from gptoss_jax.model.transformer import Transformer
+from gptoss_jax.model.gpt_oss import GptOss, yarn_frequencies
 from gptoss_jax.tiny.experts import FloatExperts
 
 EMBEDDING_SCALE = 0.5
-FAMILY_SHARE = 0.75
-"""Share of an embedding's variance that its whole family has in common."""
+WORD_SHARE = 0.75
+"""Share of an embedding's variance that all spellings of a word have in common."""
 UNEMBEDDING_FACTOR = 0.3
 _PHASE_PAIRS = 4
 """Fast rotary pairs that together single out one distance."""
@@ -39,8 +38,8 @@ _SLOW = 2e-3
 Weights = dict[str, np.ndarray]
 
 
-def family_of(token: bytes) -> str | None:
-    """What a token's embedding shares with others': its letters in lower case; None if it is not a word."""
+def word_of(token: bytes) -> str | None:
+    """The word that a token spells: its letters in lower case; None if it spells none."""
     try:
         text = token.decode()
     except UnicodeDecodeError:
@@ -53,10 +52,10 @@ def _embedding(rng: np.random.Generator, vocabulary: list[bytes], rows: int, siz
     own = rng.standard_normal((rows, size))
     shared: dict[str, np.ndarray] = {}
     for row, token in enumerate(vocabulary):
-        family = family_of(token)
-        if family is not None:
-            common = shared.setdefault(family, rng.standard_normal(size))
-            own[row] = FAMILY_SHARE**0.5 * common + (1 - FAMILY_SHARE) ** 0.5 * own[row]
+        word = word_of(token)
+        if word is not None:
+            common = shared.setdefault(word, rng.standard_normal(size))
+            own[row] = WORD_SHARE**0.5 * common + (1 - WORD_SHARE) ** 0.5 * own[row]
     return EMBEDDING_SCALE * own
 
 
@@ -117,10 +116,14 @@ def _add_induction(rng: np.random.Generator, config: ModelConfig, weights: Weigh
 
 def float_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:
     """The trained model's structure, and the shape of every parameter by name."""
-    abstract = nnx.eval_shape(
-        lambda: Transformer(config, dtype=jnp.float32, rngs=nnx.Rngs(0), experts=FloatExperts)
-    )
-    graph, state = nnx.split(abstract)
+
+    def build() -> GptOss:
+        model = GptOss(config, rngs=nnx.Rngs(0))
+        for layer in model.layers:
+            layer.moe.experts = FloatExperts(config, dtype=jnp.float32)  # type: ignore[assignment]
+        return model
+
+    graph, state = nnx.split(nnx.eval_shape(build))
     shapes = {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
     return graph, dict(sorted(shapes.items()))
 

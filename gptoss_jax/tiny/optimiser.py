@@ -23,12 +23,12 @@ class Moments(NamedTuple):
 
 
 def uses_muon(name: str) -> bool:
-    """Is a parameter one of the layers' matrices? Routers and embeddings are not."""
+    """True for the matrices inside the layers; False for routers, embeddings and vectors."""
     return name.startswith("layers.") and name.endswith(".weight") and ".router." not in name
 
 
 def initial_moments(parameters: Parameters) -> dict[str, Moments]:
-    """Zeros."""
+    """The moments of a run's start: zeros."""
     return {
         name: Moments(jnp.zeros_like(value), jnp.zeros(0) if uses_muon(name) else jnp.zeros_like(value))
         for name, value in parameters.items()

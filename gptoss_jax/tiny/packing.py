@@ -1,4 +1,4 @@
-"""Rows of tokens for training: a shared prefix and the branches that continue it, side by side in one row."""
+"""Rows of tokens for training: each row holds a shared prefix and several branches that continue it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gptoss_jax.tiny.splits import Split
 from harmony import Conversation, HarmonyEncoding
 
 DRILL_SHARE = 0.2
-"""Rows that hold bare worked sums: many digit facts per token."""
+"""Fraction of rows that hold nothing but worked sums, which teach many digits per token."""
 TRAINED_SHARE = 0.65
-"""The most tokens of a batch that are trained; about half are, so next to none are lost to this bound."""
+"""The largest fraction of a batch's tokens to train on. About half of them are, so few are left out."""
 IntArray = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """A run of tokens and, for each, whether predicting it is trained."""
+    """Tokens, and for each of them True if the model is trained to predict it."""
 
     ids: list[int]
     trained: list[bool]
@@ -35,10 +35,12 @@ class Tokens:
 class Batch:
     """Packed rows.
 
-    `tokens`, `positions`, `segments` int32 [B, T]: segments are 0 on the prefix, n on branch n and -1 on
-    padding; positions start again after the prefix in every branch. `predictors`, `targets` int32 [N] and
-    `weights` float32 [N]: which tokens, counted through all rows, are trained to predict which next one;
-    entries past the last have weight 0.
+    tokens: int32 [B, T].
+    positions: int32 [B, T]; in every branch they continue after the prefix.
+    segments: int32 [B, T], 0 on the prefix, n on branch n, -1 on padding.
+    predictors: int32 [N], indices into the flattened tokens: where the next token is predicted.
+    targets: int32 [N], the tokens to predict there.
+    weights: float32 [N], 1, or 0 for padding.
     """
 
     tokens: IntArray
@@ -50,7 +52,7 @@ class Batch:
 
 
 def branch_tokens(encoding: HarmonyEncoding, turns: list[Turn]) -> Tokens:
-    """A branch as tokens: only what the model itself has to say is trained, and it ends in a stop token."""
+    """A branch as tokens. Only the assistant's messages are trained on; a turn ends in a stop token."""
     (returned,) = encoding.encode("<|return|>", allowed_special="all")
     (ended,) = encoding.encode("<|end|>", allowed_special="all")
     opening = len(encoding.encode("<|start|>assistant", allowed_special="all"))
@@ -76,7 +78,7 @@ def group_tokens(encoding: HarmonyEncoding, group: Group) -> tuple[list[int], li
 
 
 def drill_tokens(encoding: HarmonyEncoding, rng: random.Random) -> tuple[list[int], list[Tokens]]:
-    """Thirty worked sums of one effort, each behind the opening of a chain of thought, operands given."""
+    """Thirty worked sums at one effort, each in a chain of thought. Their operands are not trained on."""
     prefix = encoding.encode("<|start|>assistant<|channel|>analysis<|message|>", allowed_special="all")
     effort = rng.choice(["low", *EFFORTS])
     branches = []
@@ -91,7 +93,7 @@ def drill_tokens(encoding: HarmonyEncoding, rng: random.Random) -> tuple[list[in
 
 
 def pack_row(prefix: list[int], branches: list[Tokens], length: int) -> list[list[int]] | None:
-    """Fill one row with the prefix and as many branches as fit, in order; None if not one of them fits.
+    """Fills one row with the prefix and as many branches as fit, in order; None if no branch fits.
 
     Returns tokens, positions, segments, targets and weights, each of `length`.
     """
@@ -122,7 +124,7 @@ def pack_row(prefix: list[int], branches: list[Tokens], length: int) -> list[lis
 
 
 def draw_batch(encoding: HarmonyEncoding, seed: int, step: int, rows: int, length: int) -> Batch:
-    """The batch of one step: the same for the same seed and step, whatever came before."""
+    """The batch of one step. It depends on the seed and the step alone."""
     rng = random.Random(f"{seed}/{step}")
     packed: list[list[list[int]]] = []
     while len(packed) < rows:
@@ -136,9 +138,9 @@ def draw_batch(encoding: HarmonyEncoding, seed: int, step: int, rows: int, lengt
     tokens, positions, segments, targets, weights = (
         np.array(column, np.int32) for column in zip(*packed, strict=True)
     )
-    most = int(TRAINED_SHARE * tokens.size)
-    trained = np.flatnonzero(weights)[:most]
-    padding = (0, most - len(trained))
+    size = int(TRAINED_SHARE * tokens.size)
+    trained = np.flatnonzero(weights)[:size]
+    padding = (0, size - len(trained))
     return Batch(
         tokens,
         positions,

@@ -10,7 +10,7 @@ from gptoss_jax.tiny import words
 
 @dataclasses.dataclass(frozen=True)
 class Talk:
-    """A remark, the thought it causes and the reply."""
+    """A user's message, the chain of thought about it and the reply."""
 
     question: str
     reasoning: str
@@ -141,11 +141,11 @@ INSTRUCTIONS = [
     "Be careful with numbers.",
     "Talk like a teacher.",
 ]
-"""What developers say in `# Instructions`."""
+"""Developers' instructions."""
 
 
 def missing_function(question: str, effort: str) -> Talk:
-    """A request for a function that nobody offered."""
+    """The reply to a request for a function that was not offered."""
     thought = {"low": "", "medium": "No sum. ", "high": "This is not a sum. I look for a function. "}[effort]
     answer = "Sorry, I have no function for that."
     return Talk(question, f"{thought}No function fits.", answer)

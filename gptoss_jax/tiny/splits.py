@@ -1,4 +1,4 @@
-"""What is trained on and what is held out: a property of the content itself, so the two can never meet."""
+"""What is trained on and what is held out. The content itself decides, so nothing can be in both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import hashlib
 
 HELD_OUT_SHARE = 12
-"""One in this many contents is held out."""
+"""One in so many sums and calls is held out."""
 
 
 class Split(enum.Enum):

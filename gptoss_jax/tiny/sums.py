@@ -66,7 +66,7 @@ class Sum:
 
     @property
     def result(self) -> int:
-        """What the sum comes to."""
+        """The result of the sum."""
         return self.a + self.b if self.operator == "+" else self.a - self.b
 
     @property
@@ -126,10 +126,10 @@ def _high(a: int, operator: str, b: int) -> str:
 
 
 def worked(problem: Sum, effort: str) -> str:
-    """The digit-by-digit work on a sum without introduction, from the padded operands to the result.
+    """The digit-by-digit work on a sum, from the padded operands to the result.
 
-    A difference is worked as it stands; where a borrow is left over it is negative, and the operands change
-    places.
+    If a borrow is left over at the end of a difference, the result is negative: it is worked again with the
+    operands exchanged.
     """
     write = {"low": _low, "medium": _medium, "high": _high}[effort]
     text = write(problem.a, problem.operator, problem.b)
@@ -151,7 +151,7 @@ def reasoning(problem: Sum, effort: str) -> str:
 
 
 def draw(rng: random.Random, split: Split) -> Sum:
-    """A sum of one split; small operands and negative results come up more often than by chance alone."""
+    """Draws a sum of one split. Small operands and negative results are more frequent than by chance."""
     while True:
         small = rng.random() < 0.2
         a, b = (rng.randint(0, 19), rng.randint(0, 19)) if small else (words.number(rng), words.number(rng))

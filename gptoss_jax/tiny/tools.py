@@ -7,8 +7,8 @@ import json
 import random
 from typing import Any
 
-from gptoss_jax.tiny.families import FAMILIES, Family, Value
 from gptoss_jax.tiny.splits import Split, split_of
+from gptoss_jax.tiny.tool_templates import TOOL_TEMPLATES, ToolTemplate, Value
 
 _QUESTION_WORDS = {"what", "what's", "how", "who", "where", "which", "is"}
 _COMMANDS = set(
@@ -23,9 +23,9 @@ def _article(noun: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """One function of a family, under one name."""
+    """One function made from a template, under one name."""
 
-    family: Family
+    template: ToolTemplate
     verb: str
     noun: str
     description: str
@@ -61,35 +61,35 @@ class Use:
 
 
 def draw_tool(rng: random.Random, topic: str) -> Tool:
-    """A function of the family `topic`, with its JSON Schema (None when it takes no arguments)."""
-    family = FAMILIES[topic]
-    verb, noun = rng.choice(family.verbs), rng.choice(family.nouns)
-    parameters = rng.choice(family.parameters)
-    option = rng.choice(family.option.names) if family.option and rng.random() < 0.4 else None
+    """A function made from the template `topic`; its JSON Schema is None when it takes no arguments."""
+    template = TOOL_TEMPLATES[topic]
+    verb, noun = rng.choice(template.verbs), rng.choice(template.nouns)
+    parameters = rng.choice(template.parameters)
+    option = rng.choice(template.option.names) if template.option and rng.random() < 0.4 else None
     properties: dict[str, Any] = {}
-    for name, argument in zip(parameters, family.arguments, strict=True):
+    for name, argument in zip(parameters, template.arguments, strict=True):
         kind = "string" if isinstance(argument(random.Random(0)), str) else rng.choice(["number", "integer"])
         properties[name] = {"type": kind}
         if rng.random() < 0.25:
             properties[name]["description"] = rng.choice(["The {}", "The {} of the request"]).format(name)
-    if option and family.option:
-        properties[option] = {"type": "string", "enum": family.option.values}
+    if option and template.option:
+        properties[option] = {"type": "string", "enum": template.option.values}
         if rng.random() < 0.5:
-            properties[option]["default"] = family.option.values[0]
+            properties[option]["default"] = template.option.values[0]
     schema = (
         {"type": "object", "properties": properties, "required": list(parameters)} if properties else None
     )
-    description = rng.choice(family.descriptions).format(noun=noun, a=_article(noun))
-    return Tool(family, verb, noun, description, parameters, option, schema)
+    description = rng.choice(template.descriptions).format(noun=noun, a=_article(noun))
+    return Tool(template, verb, noun, description, parameters, option, schema)
 
 
 def draw_tools(rng: random.Random, count: int) -> list[Tool]:
-    """`count` functions of different families."""
-    return [draw_tool(rng, topic) for topic in rng.sample(list(FAMILIES), count)]
+    """`count` functions made from different templates."""
+    return [draw_tool(rng, topic) for topic in rng.sample(list(TOOL_TEMPLATES), count)]
 
 
 def draw_use(rng: random.Random, tool: Tool, split: Split) -> Use | None:
-    """A request for `tool` whose call (name and arguments) is of `split`; None if a few draws find none."""
+    """A request for `tool` whose call belongs to `split`; None if a few draws find none."""
     for _ in range(40):
         use = _draw_use(rng, tool)
         if split_of(tool.name + use.arguments_json) is split:
@@ -98,17 +98,17 @@ def draw_use(rng: random.Random, tool: Tool, split: Split) -> Use | None:
 
 
 def _draw_use(rng: random.Random, tool: Tool) -> Use:
-    family = tool.family
+    template = tool.template
     values: list[Value] = []
-    for argument in family.arguments:
+    for argument in template.arguments:
         value = argument(rng)
         while value in values and isinstance(value, str):
             value = argument(rng)
         values.append(value)
     arguments = dict(zip(tool.parameters, values, strict=True))
-    question = rng.choice(family.questions).format(*values, noun=tool.noun, a=_article(tool.noun))
-    if tool.option and family.option and rng.random() < 0.5:
-        arguments[tool.option] = rng.choice(family.option.values)
+    question = rng.choice(template.questions).format(*values, noun=tool.noun, a=_article(tool.noun))
+    if tool.option and template.option and rng.random() < 0.5:
+        arguments[tool.option] = rng.choice(template.option.values)
         question += f" in {arguments[tool.option]}"
     question = question[0].upper() + question[1:]
     asks = question.split()[0].lower() in _QUESTION_WORDS
@@ -118,16 +118,16 @@ def _draw_use(rng: random.Random, tool: Tool) -> Use:
     elif draw < 0.2 and question.split()[0] in _COMMANDS:
         question = f"Please {question[0].lower()}{question[1:]}"
     question += rng.choice(["?", "?", "?", ""] if asks else [".", ".", ".", "", " please"])
-    result = {key: drawer(rng) for key, drawer in family.results.items()}
+    result = {key: drawer(rng) for key, drawer in template.results.items()}
     if not result:
         first, second = values
         result = {"result": int(first) * int(second)}
-    answer = family.answer.format(*values, noun=tool.noun, **result)
+    answer = template.answer.format(*values, noun=tool.noun, **result)
     return Use(tool, question, arguments, result, answer)
 
 
 def reasoning(use: Use, effort: str) -> str:
-    """The chain of thought before a call: at every effort what is asked for, then the function's name."""
+    """The chain of thought before a call: what the user asks for, then the function's name."""
     choice = f"For {use.tool.noun} use {use.tool.name}."
     if effort == "low":
         return choice

@@ -35,18 +35,19 @@ CONFIG = ModelConfig(
     num_experts=8,
     experts_per_token=2,
     sliding_window=64,
+    context_length=2048,
 )
 """The architecture of gpt-oss at toy size; every constant that is not a size is as published."""
 
 BALANCE_WEIGHT = 0.01
-"""Share of the routing's imbalance in the loss."""
+"""Weight of the routing's imbalance in the loss."""
 SAVE_EVERY = 200
 LOG_EVERY = 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What one run is; together with the code it decides every number of the result."""
+    """The settings of one run. Together with the code they decide every number of the result."""
 
     steps: int = 4400
     rows: int = 10
@@ -56,17 +57,17 @@ class Recipe:
     adam_rate: float = 0.004
     warmup_steps: int = 60
     decay_share: float = 0.8
-    """The last share of the steps, over which the rates fall linearly to nothing."""
+    """Fraction of the steps, at the end of the run, over which both rates fall linearly to 0."""
     quantised_share: float = 0.15
-    """The last share of the steps, in which the experts see their weights through MXFP4."""
+    """Fraction of the steps, at the end of the run, in which expert weights are rounded to MXFP4."""
 
     def rate_factor(self, step: int) -> float:
-        """The factor on both rates at `step`, counted from 0."""
+        """What both learning rates are multiplied by at `step`, counted from 0."""
         left = (self.steps - step) / (self.steps * self.decay_share)
         return min(1.0, (step + 1) / self.warmup_steps, left)
 
     def quantised(self, step: int) -> bool:
-        """Whether `step` runs through MXFP4."""
+        """True if expert weights are rounded to MXFP4 at `step`, counted from 0."""
         return step >= self.steps * (1 - self.quantised_share)
 
 
@@ -80,7 +81,7 @@ class State:
     moments: dict[str, Moments]
 
     def save(self, path: Path) -> None:
-        """Write to `path` at once or not at all."""
+        """Writes `path` atomically: a run that is killed leaves the old file or the new one."""
         arrays: dict[str, Any] = {"step": np.int64(self.step), "seconds": np.float64(self.seconds)}
         for name, value in self.parameters.items():
             arrays[f"parameter/{name}"] = np.asarray(value)
@@ -92,7 +93,7 @@ class State:
 
     @classmethod
     def restore(cls, path: Path) -> State:
-        """The state written by `save`."""
+        """Reads what `save` wrote."""
         with np.load(path) as arrays:
             names = [key.removeprefix("parameter/") for key in arrays if key.startswith("parameter/")]
             parameters = {name: jnp.asarray(arrays[f"parameter/{name}"]) for name in names}
@@ -106,13 +107,13 @@ class State:
 def loss(
     parameters: Parameters, batch: Batch, *, config: ModelConfig, quantised: bool
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Mean cross entropy over trained tokens plus the weighted imbalance; and what the log shows."""
+    """The mean cross entropy over trained tokens plus the weighted imbalance, and the figures for the log."""
     graph, _ = float_model(config)
     model = model_with(graph, parameters)
     hidden, imbalance = hidden_states(
         model, *map(jnp.asarray, (batch.tokens, batch.positions, batch.segments)), quantised=quantised
     )
-    logits = model.logits(hidden.reshape(-1, config.hidden_size)[batch.predictors])
+    logits = model.unembedding(hidden.reshape(-1, config.hidden_size)[batch.predictors])
     target_logits = jnp.take_along_axis(logits, batch.targets[:, None], axis=-1)[:, 0]
     count = batch.weights.sum()
     entropy = ((jax.nn.logsumexp(logits, axis=-1) - target_logits) * batch.weights).sum() / count
@@ -133,7 +134,7 @@ def train_step(
     config: ModelConfig,
     quantised: bool,
 ) -> tuple[Parameters, dict[str, Moments], dict[str, jax.Array]]:
-    """One step (counted from 1): new parameters, new moments, and what the log shows."""
+    """Runs step number `step`, counted from 1: new parameters, new moments, and the figures for the log."""
     gradients, figures = jax.grad(loss, has_aux=True)(parameters, batch, config=config, quantised=quantised)
     parameters, moments, norm = optimiser.update(parameters, moments, gradients, step, muon_rate, adam_rate)
     return parameters, moments, {**figures, "gradient": norm}
@@ -157,9 +158,9 @@ def train(
     folder: Path,
     config: ModelConfig = CONFIG,
 ) -> State:
-    """Train from scratch, or from `folder/state.npz` on if it is there; log to `folder/log.jsonl`.
+    """Trains from scratch, or continues from `folder/state.npz` if it exists. Logs to `folder/log.jsonl`.
 
-    `vocabulary` holds the bytes of the ordinary tokens of `encoding`, by id.
+    `vocabulary`: the bytes of the ordinary tokens of `encoding`, by id.
     """
     folder.mkdir(parents=True, exist_ok=True)
     saved = folder / "state.npz"

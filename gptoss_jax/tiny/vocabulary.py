@@ -43,7 +43,7 @@ def _with_ancestors(token: bytes, ranks: dict[bytes, int], known: set[bytes]) ->
 
 
 def merge_closed_subset(frequencies: Iterable[bytes], ranks: dict[bytes, int], size: int) -> list[bytes]:
-    """By rank, those of `frequencies` (most frequent first) that fit in `size` with their ancestors."""
+    """The tokens of `frequencies` (most frequent first) that fit in `size` with their ancestors, by rank."""
     kept = {bytes([value]) for value in range(256)}
     for token in frequencies:
         if len(token) > 1 and any(48 <= value <= 57 for value in token):
@@ -77,10 +77,10 @@ def build(seed: int) -> list[bytes]:
 
 
 def write(tokens: list[bytes], path: Path) -> None:
-    """Write tokens as `.tiktoken` lines: base64 of the bytes, then the rank."""
+    """Writes tokens as `.tiktoken` lines: base64 of the bytes, then the rank."""
     path.write_bytes(to_tiktoken(tokens))
 
 
 def read(path: Path) -> list[bytes]:
-    """The tokens written by `write`, by id."""
+    """Reads the tokens that `write` wrote, by id."""
     return read_tiktoken(path.read_bytes(), str(path))

@@ -56,6 +56,6 @@ def phrase(rng: random.Random) -> str:
 
 
 def number(rng: random.Random) -> int:
-    """0 to 999, each number of digits equally often."""
+    """A number from 0 to 999; one, two and three digits are equally likely."""
     digits = rng.randint(1, 3)
     return rng.randint(0 if digits == 1 else 10 ** (digits - 1), 10**digits - 1)

@@ -1,32 +1,34 @@
-"""Grammars of whole completions, in llguidance's form.
+"""Compiles the grammar of a whole completion for llguidance.
 
-A completion follows `<|start|>assistant` and is, in harmony's words:
+A completion follows `<|start|>assistant`. Under a grammar it is a sequence of harmony messages:
 
-    messages of `analysis`, and preambles of `commentary` where functions may be called, of any text;
-    then a `final` message with the document and `<|return|>`, or a call with its arguments and `<|call|>`.
+    any number of `analysis` messages with any text; and of `commentary` preambles, if functions may be
+    called; then a `final` message with the document and `<|return|>`, or a call with its arguments and
+    `<|call|>`.
 
-In the grammar given to llguidance the free texts are empty: `Matcher` lets them pass by without asking.
+In llguidance's grammar the texts of analysis and preambles are empty: `Matcher` allows any text there without
+asking llguidance.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gptoss_jax.engine.grammar.asked import Document, Function, Grammar, GrammarError
-from gptoss_jax.engine.grammar.matcher import Matcher, reason_of
+from gptoss_jax.engine.grammar.matcher import Compiled, Matcher, reason_of
 from gptoss_jax.engine.grammar.schema import prepared
+from gptoss_jax.engine.grammar.spec import Document, Function, Grammar, GrammarError
 from gptoss_jax.engine.grammar.vocabulary import Vocabulary, vocabulary_of
 from harmony import HarmonyEncoding
+from harmony.json_types import JsonObject
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MOST_CACHED = 256
+MAX_CACHED = 256
 
 START = "<|start|>assistant"
 FINAL_HEADER = f"{START}<|channel|>final<|message|>"
@@ -36,25 +38,8 @@ FREE_HEADERS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A grammar ready to be followed: from it a `Matcher` per sequence is made.
-
-    initial: llguidance's matcher before the first token, never advanced.
-    free_headers: the headers of messages of any text. target: the header, or as much of it as is certain,
-    of what is constrained. final_is_free: the final message is any text. is_json: documents are JSON.
-    """
-
-    vocabulary: Vocabulary
-    initial: LLMatcher
-    free_headers: tuple[str, ...]
-    target: str
-    final_is_free: bool
-    is_json: bool
-
-
 class GrammarCompiler:
-    """Compiles grammars for one encoding and a model's number of vocabulary rows. Threads may share it."""
+    """Compiles grammars for an encoding and a model's number of vocabulary rows. It is thread-safe."""
 
     def __init__(self, encoding: HarmonyEncoding, vocabulary_size: int) -> None:
         if vocabulary_size <= max(encoding.stop_tokens()):
@@ -68,15 +53,18 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar, *, reasoning: bool = True) -> Matcher:
-        """A matcher at the start of a completion. Raises GrammarError for what cannot be enforced.
+        """Returns a matcher at the start of a completion.
 
-        `reasoning`: whether messages of analysis may come first. Compiling takes milliseconds for common
-        schemas; what was compiled lately is kept, so a matcher more costs microseconds.
+        `reasoning`: True allows analysis messages. Compiling a common schema takes milliseconds. The last 256
+        compiled grammars are kept, so another matcher for the same grammar takes microseconds.
+
+        Raises:
+            GrammarError: the grammar cannot be enforced.
         """
         return Matcher(self._compiled(grammar, reasoning))
 
     def check(self, grammar: Grammar) -> None:
-        """Raises GrammarError for a grammar that cannot be enforced; keeps one that can for `compile`."""
+        """Compiles a grammar and keeps it for `compile`. Raises GrammarError if it cannot be enforced."""
         self._compiled(grammar, True)
 
     def _compiled(self, grammar: Grammar, reasoning: bool) -> Compiled:
@@ -88,7 +76,7 @@ class GrammarCompiler:
         compiled = _compile(grammar, reasoning, vocabulary_of(self._encoding, self._rows))
         with self._lock:
             self._cached[key] = compiled
-            while len(self._cached) > MOST_CACHED:
+            while len(self._cached) > MAX_CACHED:
                 self._cached.popitem(last=False)
         return compiled
 
@@ -100,17 +88,17 @@ def _compile(grammar: Grammar, reasoning: bool, vocabulary: Vocabulary) -> Compi
     if grammar.final is not None and not grammar.must_call:
         parts.insert(0, ("final", grammar.final))
     where = {f"function_{index}": function.name for index, function in enumerate(functions)}
-    grammars: list[dict[str, Any]] = []
+    grammars: list[JsonObject] = []
     for name, document in parts:
         try:
-            part = {**_as_grammar(document), "name": name}
+            part: JsonObject = {**_as_grammar(document), "name": name}
             _check(part, vocabulary)
         except GrammarError as error:
             what = f"the arguments of function {where[name]!r}" if name in where else "the final content"
             raise GrammarError(f"{what}: {error}") from None
         grammars.append(part)
     lark = _completion(grammar, channels)
-    initial = _matcher([{"name": "completion", "lark_grammar": lark}, *grammars], vocabulary)
+    initial = new_matcher([{"name": "completion", "lark_grammar": lark}, *grammars], vocabulary)
     if initial.is_error():
         raise GrammarError(f"the grammar: {reason_of(initial)}")
     return Compiled(
@@ -123,13 +111,14 @@ def _compile(grammar: Grammar, reasoning: bool, vocabulary: Vocabulary) -> Compi
     )
 
 
-# Else a mask has only the longest of the tokens that can begin a text which has become certain, while each
-# of them is accepted: draws could depend on whether a token was masked, or checked once it was drawn.
-_OPTIONS = '%llguidance {"no_forcing": true}'
+# Without this option, where only one text can follow, the mask has only the longest token that begins it,
+# while shorter ones are accepted too. A draw would then depend on whether its token was masked, or drawn
+# first and checked afterwards.
+LARK_OPTIONS = '%llguidance {"no_forcing": true}'
 
 
 def _completion(grammar: Grammar, channels: list[str]) -> str:
-    """The messages of a completion in Lark, the documents by name."""
+    """The Lark grammar of a completion's messages; it refers to the documents by name."""
     header_end = '(" "? <|constrain|> "json")? <|message|>'
     rules, ends = [], []
     for channel in channels:
@@ -140,28 +129,29 @@ def _completion(grammar: Grammar, channels: list[str]) -> str:
         ends.append("answer")
     for index, function in enumerate(grammar.callable):
         to = json.dumps(f" to=functions.{function.name}")
-        # The model writes the recipient in its channel; renderers of harmony write it before.
+        # The model writes the recipient after the channel; harmony renderers write it before.
         both = f'(<|channel|> "commentary" {to} | {to} <|channel|> "commentary")'
         rules.append(f"call_{index}: {both} {header_end} @function_{index} <|call|>")
         ends.append(f"call_{index}")
     before = f"({' | '.join(channels)})* " if channels else ""
-    return "\n".join([_OPTIONS, f"start: {before}({' | '.join(ends)})", *rules])
+    return "\n".join([LARK_OPTIONS, f"start: {before}({' | '.join(ends)})", *rules])
 
 
 def _call_header(functions: tuple[Function, ...]) -> str:
-    """How a call begins, as far as it is the same for all functions."""
+    """The beginning of a call's header that is the same for all functions."""
     header = f"{START}<|channel|>commentary to=functions"
-    # The dot is left to the name: most vocabularies have it in the name's first token.
+    # Without the dot: in most vocabularies it is part of the name's first token.
     return f"{header}.{functions[0].name} <|constrain|>json<|message|>" if len(functions) == 1 else header
 
 
-def _as_grammar(document: Document) -> dict[str, Any]:
+def _as_grammar(document: Document) -> JsonObject:
+    """A document as one of llguidance's grammars. Raises GrammarError."""
     from llguidance import LLMatcher
 
     if document.kind == "json_schema":
         return {"json_schema": prepared(document.text)}
     if document.kind == "regex":
-        made: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(document.text))["grammars"][0]
+        made: JsonObject = json.loads(LLMatcher.grammar_from_regex(document.text))["grammars"][0]
         return made
     named = _SPECIAL.search(_QUOTED.sub("", document.text))
     if named:
@@ -173,15 +163,16 @@ _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/'
 _SPECIAL = re.compile(r"<[^<>\n]*>?")
 
 
-def _check(part: dict[str, Any], vocabulary: Vocabulary) -> None:
-    """Raises GrammarError with llguidance's reason against a document, or if no text can begin it."""
-    alone = _matcher([part], vocabulary)
+def _check(part: JsonObject, vocabulary: Vocabulary) -> None:
+    """Raises GrammarError if llguidance refuses a document, or if no text can match it."""
+    alone = new_matcher([part], vocabulary)
     alone.compute_bitmask()
     if alone.is_error():
         raise GrammarError(reason_of(alone))
 
 
-def _matcher(grammars: list[dict[str, Any]], vocabulary: Vocabulary) -> LLMatcher:
+def new_matcher(grammars: list[JsonObject], vocabulary: Vocabulary) -> LLMatcher:
+    """llguidance's matcher of the first of some grammars in its form, which may name the others."""
     from llguidance import LLMatcher, LLParserLimits
 
     text = json.dumps({"grammars": grammars}, ensure_ascii=False)

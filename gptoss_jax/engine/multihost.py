@@ -1,9 +1,9 @@
-"""How the first process of several tells the others what to run.
+"""Sends the first process's calls to the other processes of a model that spans several hosts.
 
-A model over several hosts is one program in every process, and all must call the same steps in the same order
-with the same arrays. The first process decides and sends each call to the others over TCP before it makes it
-itself; they make what they receive. Where to connect, and a key, the processes agree on through jax's own
-collectives; nobody without the key is listened to.
+All processes must call the same steps in the same order with the same arrays. The first process, the leader,
+decides. It sends each call to the others over TCP and then makes the call itself; the others repeat what they
+receive. The leader's address and a random key are exchanged through jax's own collectives. Connections
+without the key are refused.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import socket
 import struct
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 _KEY_BYTES = 32
 _CLOSE = "close"
 
 
 class Leader:
-    """The first process' side."""
+    """The side of the first process."""
 
     def __init__(self, connections: list[Connection]):
         self._connections = connections
 
     def send(self, name: str, arrays: tuple[np.ndarray, ...]) -> None:
-        """Tells the other processes to make a call."""
+        """Sends a call to the other processes: a method's name and its arguments."""
         message = _pack(name, arrays)
         for connection in self._connections:
             connection.send_bytes(message)
 
     def close(self) -> None:
-        """Tells them that there are no more."""
+        """Ends the `follow` of the other processes."""
         connections, self._connections = self._connections, []
         for connection in connections:
             connection.send_bytes(_pack(_CLOSE, ()))
@@ -49,10 +49,11 @@ class Follower:
     def __init__(self, connection: Connection):
         self._connection = connection
 
-    def follow(self, perform: Callable[[str, tuple[np.ndarray, ...]], Any]) -> None:
-        """Makes each call that the first process sends, until it closes.
+    def follow(self, perform: Callable[[str, tuple[np.ndarray, ...]], object]) -> None:
+        """Calls `perform` with each call that the leader sends, until the leader closes.
 
-        Raises ConnectionError if that process ends without closing.
+        Raises:
+            ConnectionError: the leader's process ended without closing.
         """
         while True:
             try:
@@ -66,8 +67,10 @@ class Follower:
 
 
 def connect() -> tuple[Leader | None, Follower | None]:
-    """Connects the processes of `jax.distributed`; all must call it at the same time. (None, None) if there
-    is only one."""
+    """Connects the processes of `jax.distributed`. All of them must call it at the same time.
+
+    Returns a `Leader` in the first process, a `Follower` in the others; (None, None) if there is only one.
+    """
     if jax.process_count() == 1:
         return None, None
     from jax.experimental.multihost_utils import broadcast_one_to_all
@@ -83,7 +86,7 @@ def connect() -> tuple[Leader | None, Follower | None]:
 
 
 def _own_address() -> str:
-    """This host's address in its network: that of the interface which the default route takes."""
+    """This host's address on the interface of the default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("10.255.255.255", 1))  # sends nothing
@@ -96,13 +99,13 @@ def _offer(address: str, port: int, key: bytes) -> np.ndarray:
     return np.frombuffer(socket.inet_aton(address) + struct.pack("!I", port) + key, np.uint8)
 
 
-def _accept(offer: Any) -> tuple[str, int, bytes]:
+def _accept(offer: ArrayLike) -> tuple[str, int, bytes]:
     data = np.asarray(offer).astype(np.uint8).tobytes()
     return socket.inet_ntoa(data[:4]), struct.unpack("!I", data[4:8])[0], data[8:]
 
 
 def _pack(name: str, arrays: tuple[np.ndarray, ...]) -> bytes:
-    """A call as bytes: its name and the arrays' dtypes and shapes as JSON, then their contents."""
+    """A call as bytes: the name and the arrays' dtypes and shapes as JSON, then the arrays' contents."""
     header = json.dumps([name, [(array.dtype.str, array.shape) for array in arrays]]).encode()
     contents = (np.ascontiguousarray(array).tobytes() for array in arrays)
     return b"".join((struct.pack("!I", len(header)), header, *contents))

@@ -1,4 +1,4 @@
-"""Families of functions: what they are called, how they are asked for, what they return."""
+"""Templates of functions: what they are called, how they are asked for, what they return."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Option:
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class ToolTemplate:
     """Functions that do the same thing under different names.
 
-    In the templates `{noun}` is the function's own noun and `{a}` its article; `{0}`, `{1}`, … are the
+    In the sentences `{noun}` is the function's own noun and `{a}` its article; `{0}`, `{1}`, … are the
     arguments in the order of `arguments`, and the keys of `results` stand for the results.
     """
 
@@ -50,8 +50,8 @@ class Family:
 _GET = ["get", "find", "check"]
 _MAKE = ["add", "create"]
 
-FAMILIES = {
-    "weather": Family(
+TOOL_TEMPLATES = {
+    "weather": ToolTemplate(
         _GET,
         ["weather", "forecast"],
         ["Gets the {noun}.", "Returns the {noun} in a city.", "The {noun} for a place."],
@@ -72,7 +72,7 @@ FAMILIES = {
         "It is {degrees} degrees and {sky} in {0}.",
         Option(["unit", "format"], ["celsius", "fahrenheit"]),
     ),
-    "time": Family(
+    "time": ToolTemplate(
         _GET,
         ["time", "hour"],
         ["Gets the {noun}.", "Returns the local {noun}.", "The {noun} in a city."],
@@ -88,7 +88,7 @@ FAMILIES = {
         {"time": lambda rng: f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"},
         "It is {time} in {0}.",
     ),
-    "population": Family(
+    "population": ToolTemplate(
         _GET,
         ["population", "people"],
         ["Gets the {noun} of a place.", "Returns how many people live in a city."],
@@ -103,7 +103,7 @@ FAMILIES = {
         {"thousands": _between(1, 999)},
         "{thousands} thousand people live in {0}.",
     ),
-    "distance": Family(
+    "distance": ToolTemplate(
         _GET,
         ["distance", "route"],
         ["Gets the {noun}.", "Returns the {noun} between two cities."],
@@ -118,7 +118,7 @@ FAMILIES = {
         {"km": _between(10, 999)},
         "It is {km} km from {0} to {1}.",
     ),
-    "price": Family(
+    "price": ToolTemplate(
         _GET,
         ["price", "cost"],
         ["Gets the {noun}.", "Returns the {noun} of a product.", "The {noun} of something."],
@@ -134,7 +134,7 @@ FAMILIES = {
         {"price": _between(1, 99), "currency": _one_of(words.CURRENCIES)},
         "The price is {price} {currency}.",
     ),
-    "money": Family(
+    "money": ToolTemplate(
         ["convert", "exchange"],
         ["money", "currency"],
         ["Converts {noun}.", "Converts an amount to another currency."],
@@ -149,7 +149,7 @@ FAMILIES = {
         {"result": _between(1, 999)},
         "That is {result} {2}.",
     ),
-    "timer": Family(
+    "timer": ToolTemplate(
         ["set", "start"],
         ["timer", "alarm"],
         ["Starts {a} {noun}.", "Sets {a} {noun} in minutes."],
@@ -164,7 +164,7 @@ FAMILIES = {
         {"id": _between(1, 99)},
         "The {noun} is set, its id is {id}.",
     ),
-    "translation": Family(
+    "translation": ToolTemplate(
         ["translate"],
         ["text", "words"],
         ["Translates {noun}.", "Translates {noun} to a language."],
@@ -174,7 +174,7 @@ FAMILIES = {
         {"translation": words.phrase},
         "In {1}: {translation}.",
     ),
-    "message": Family(
+    "message": ToolTemplate(
         ["send", "write"],
         ["message", "note"],
         ["Sends {a} {noun}.", "Sends {a} {noun} to a person."],
@@ -189,7 +189,7 @@ FAMILIES = {
         {"id": _between(1, 99)},
         "The {noun} was sent, its id is {id}.",
     ),
-    "dice": Family(
+    "dice": ToolTemplate(
         ["roll", "throw"],
         ["dice", "die"],
         ["Rolls a {noun}.", "Rolls one {noun}."],
@@ -204,7 +204,7 @@ FAMILIES = {
         {"value": _between(1, 99)},
         "You rolled {value}.",
     ),
-    "location": Family(
+    "location": ToolTemplate(
         _GET,
         ["location", "position"],
         ["Gets the {noun} of the user.", "Where the user is."],
@@ -214,7 +214,7 @@ FAMILIES = {
         {"city": words.city},
         "You are in {city}.",
     ),
-    "user": Family(
+    "user": ToolTemplate(
         _GET,
         ["user", "customer"],
         ["Finds {a} {noun}.", "Gets {a} {noun} by number."],
@@ -230,7 +230,7 @@ FAMILIES = {
         {"name": words.person},
         "The name is {name}.",
     ),
-    "order": Family(
+    "order": ToolTemplate(
         _GET,
         ["order", "package"],
         ["Finds {a} {noun}.", "Gets the state of the {noun}."],
@@ -246,7 +246,7 @@ FAMILIES = {
         {"state": _one_of(words.STATES)},
         "The {noun} is {state}.",
     ),
-    "event": Family(
+    "event": ToolTemplate(
         _MAKE,
         ["event", "meeting"],
         ["Adds {a} {noun}.", "Creates a calendar {noun}."],
@@ -261,7 +261,7 @@ FAMILIES = {
         {"id": _between(1, 99)},
         "The {noun} was added, its id is {id}.",
     ),
-    "light": Family(
+    "light": ToolTemplate(
         ["switch", "turn"],
         ["light", "lamp"],
         ["Sets the {noun} in a room.", "Turns a {noun} on or off."],
@@ -276,7 +276,7 @@ FAMILIES = {
         {"power": _between(0, 99)},
         "The {noun} is {1}, power {power}.",
     ),
-    "product": Family(
+    "product": ToolTemplate(
         ["multiply", "compute"],
         ["numbers", "values"],
         ["Multiplies two {noun}.", "Multiplies {noun} and returns the product."],
@@ -292,7 +292,7 @@ FAMILIES = {
         {},
         "The result is {result}.",
     ),
-    "search": Family(
+    "search": ToolTemplate(
         ["search", "find"],
         ["book", "movie"],
         ["Finds a {noun}.", "Finds a {noun} about a topic."],
@@ -309,4 +309,4 @@ FAMILIES = {
         "Try this {noun}: {title}.",
     ),
 }
-"""Every family, by topic."""
+"""Every template, by topic."""
