@@ -1,188 +1,160 @@
-"""The batch run: lines in, rows out, each line once."""
+"""The loop of a batch run: gives the engine the lines' requests, and writes a row for each finished one."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from gptoss_jax.batch.answers import Sample, answer_row, error_row, read_sample, usage_of
-from gptoss_jax.batch.fields import RowError
-from gptoss_jax.batch.output import BatchError, OutputFile
+from gptoss_jax.answers import Sample, read_sample, usage_of
+from gptoss_jax.batch.answers import answer_row, error_row
+from gptoss_jax.batch.output import Output
 from gptoss_jax.batch.report import BatchReport
-from gptoss_jax.batch.rows import Envelope, Prepared, RowContext, envelope_of, parse_line, prepare
+from gptoss_jax.batch.rows import Envelope, RowContext, envelope_of, prepare
+from gptoss_jax.batch.source import Source
 from gptoss_jax.engine import Completion, Request, SamplingParams
+from gptoss_jax.openai_api import ApiError, Prepared, parse_object
+from gptoss_jax.openai_api.rendering import check_history
 
 if TYPE_CHECKING:
     from gptoss_jax.engine import Engine
     from harmony import HarmonyEncoding
-
-_FORMAT = 2
-"""The version of the rows' shape and of how lines become requests; part of what a run's output belongs to."""
+    from harmony.json_types import JsonObject
 
 
-def run_batch(
-    source: str | Path,
-    output: str | Path,
+def answer_rows(
+    source: Source,
+    out: Output,
     *,
     engine: Engine,
     encoding: HarmonyEncoding,
-    sampling: SamplingParams | None = None,
-    seed: int = 0,
-    effort: str | None = None,
-    date: str | None = None,
-    model: str = "gpt-oss",
-    settings: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-    progress: bool = False,
+    sampling: SamplingParams,
+    seed: int,
+    effort: str | None,
+    model: str,
+    progress: bool,
 ) -> BatchReport:
-    """Answers every line of a JSONL file that `output` does not answer already.
-
-    Rows are appended as they finish, in no fixed order; `gptoss_jax.batch.answers` gives their shape and
-    `gptoss_jax.batch.output` how a killed run is continued. A line that cannot be answered gets an error row,
-    and the run goes on. Blank lines are no rows. Memory does not grow with the file, but for each row's id.
-
-    Args:
-        source: the requests, in the forms of `gptoss_jax.batch.rows`.
-        output: the answers; if it is there already it must come from the same input and arguments.
-        engine: generates; its stop tokens and its encoding must be those of `encoding`. With several
-            processes, that of the first: only it makes this call.
-        encoding: renders prompts and parses completions.
-        sampling: for rows that do not say (default: temperature 1, top-p 1, no limit but the context).
-        seed: of the run; a row without a seed draws from this one and its id.
-        effort: "low", "medium" or "high" for rows that do not say.
-        date: the system message's date, ``YYYY-MM-DD`` (default: that of the run continued, or today).
-        model: the model's name in the rows.
-        settings: whatever else the answers depend on, such as the checkpoint; JSON.
-        overwrite: start anew even if `output` is there.
-        progress: show a bar on standard error.
-
-    Raises:
-        BatchError: the input cannot be read, or the output cannot be written or belongs to another run.
-    """
-    source, output = Path(source), Path(output)
-    sampling = sampling or SamplingParams()
-    if date is not None and not _is_date(date):
-        raise BatchError(f"date is {date!r}: it must be a day as YYYY-MM-DD")
-    with _open(source) as file:
-        if output.exists() and output.samefile(source):
-            raise BatchError(f"{output} is the input: the output must be another file")
-        digest, rows = _survey(file)
-        run = {
-            "format": _FORMAT,
-            "input_sha256": digest,
-            "seed": seed,
-            "sampling": {
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k,
-                "max_tokens": sampling.max_tokens,
-            },
-            "effort": effort,
-            "date": date or datetime.date.today().isoformat(),
-            **(settings or {}),
-        }
-        inherited = frozenset() if date else frozenset({"date"})
-        with OutputFile(output, run, overwrite=overwrite, inherited=inherited) as out:
-            context = RowContext(engine, encoding, sampling, seed, effort, out.run["date"])
-            report = BatchReport(rows=rows, resumed=len(out.done))
-            with _bar(rows, len(out.done), shown=progress) as bar:
-                _Run(context, out, report, bar, model).answer(file)
-            return report
+    """Answers every line of the source that has no row. The arguments are those of `OpenBatch.answer`."""
+    context = RowContext(
+        engine,
+        encoding,
+        sampling,
+        effort,
+        str(out.run["date"]),
+        seed,
+        history=check_history(out.run["history"]),
+        strict=bool(out.run["strict"]),
+        ignore_unknown_tools=bool(out.run["ignore_unknown_tools"]),
+        header_guard=bool(out.run["header_guard"]),
+    )
+    report = BatchReport(rows=source.rows, resumed=len(out.done), resumed_errors=len(out.failed))
+    with _bar(source.rows, len(out.done), shown=progress) as bar:
+        _Run(context, out, report, bar, model).answer(source)
+    return report
 
 
 @dataclasses.dataclass
 class _Row:
-    """A row that the engine has not finished: its samples so far, and what kept one from being read."""
+    """A row that the engine has not finished.
 
+    samples: those that are finished, by number.
+    fault: why a sample could not be read; None if all could.
+    missing: how many samples are not finished.
+    """
+
+    envelope: Envelope
     prepared: Prepared
     samples: dict[int, Sample] = dataclasses.field(default_factory=dict)
-    fault: RowError | None = None
-    left: int = 1
+    fault: ApiError | None = None
+    missing: int = 1
 
 
 class _Run:
     """The state of one run between the reader, the engine and the output."""
 
-    def __init__(self, context: RowContext, out: OutputFile, report: BatchReport, bar: tqdm, model: str):
+    def __init__(self, context: RowContext, out: Output, report: BatchReport, bar: tqdm, model: str):
         self._context, self._out, self._report, self._bar = context, out, report, bar
         self._model = model
-        self._run = hashlib.sha256(json.dumps(out.run, sort_keys=True).encode()).hexdigest()
+        self._run = hashlib.sha256(json.dumps(dict(out.run), sort_keys=True).encode()).hexdigest()
         self._pending: dict[str, _Row] = {}
         self._first_line: dict[str, int] = {}
         self._started = time.monotonic()
 
-    def answer(self, file: BinaryIO) -> None:
-        """Feeds the engine and writes what it finishes."""
+    def answer(self, source: Source) -> None:
+        """Answers the lines, and completes the report."""
         engine = self._context.engine
         preemptions = engine.statistics.preemptions
-        for completion in engine.run(self._requests(file)):
-            self._take(completion)
+        for completion in engine.run(self._requests(source)):
+            self._add_sample(completion)
         self._report.elapsed_seconds = time.monotonic() - self._started
         self._report.preemptions = engine.statistics.preemptions - preemptions
         self._report.compiled_programs = engine.compiled_programs
 
-    def _take(self, completion: Completion) -> None:
-        """Takes in one sample; the row is written when it has them all."""
+    def _add_sample(self, completion: Completion) -> None:
+        """Adds a sample to its row. Writes the row when it has all its samples."""
         row = self._pending[completion.id]
-        row.left -= 1
+        row.missing -= 1
+        if completion.error is not None:
+            row.fault = ApiError("internal_error", completion.error, status=500)
         try:
             row.samples[completion.sample] = read_sample(completion, self._context.encoding)
         except Exception as error:
             row.fault = _fault(error)
-        if row.left:
+        if row.missing:
             return
         del self._pending[completion.id]
         samples = [row.samples[index] for index in sorted(row.samples)]
-        document: dict[str, Any] = {}
+        document: JsonObject = {}
         if row.fault is None:
             try:
-                document = answer_row(row.prepared, samples, model=self._model, run=self._run)
+                document = answer_row(
+                    row.envelope,
+                    row.prepared,
+                    samples,
+                    self._context.encoding,
+                    model=self._model,
+                    run=self._run,
+                )
             except Exception as error:
                 row.fault = _fault(error)
         if row.fault is not None:
-            self._refuse(row.prepared.envelope, row.fault)
+            self._refuse(row.envelope, row.fault)
             return
-        self._out.append(row.prepared.envelope.line, document)
+        self._out.append(row.envelope.line, document)
         self._count(samples)
 
-    def _requests(self, file: BinaryIO) -> Iterator[Request]:
-        """The requests still to be answered, read as the engine asks; bad lines are written on the way."""
-        seen = hashlib.sha256()
-        file.seek(0)
-        for number, raw in enumerate(file, 1):
-            seen.update(raw)
-            if not raw.strip():
-                continue
-            prepared = self._read(raw, number)
-            if prepared is not None:
-                self._pending[prepared.request.id] = _Row(prepared, left=prepared.request.sampling.n)
-                yield prepared.request
-        if seen.hexdigest() != self._out.run["input_sha256"]:
-            raise BatchError("the input was changed while it was being read: start anew with --overwrite")
+    def _requests(self, source: Source) -> Iterator[Request]:
+        """Yields the requests of lines without a row. Writes error rows for bad lines on the way."""
+        for number, raw in source.read():
+            row = self._read(raw, number)
+            if row is not None:
+                request = row.prepared.request
+                self._pending[request.id] = row
+                yield request
 
-    def _read(self, raw: bytes, number: int) -> Prepared | None:
-        """The line's request; None if it has its row, be it one that this call wrote."""
+    def _read(self, raw: bytes, number: int) -> _Row | None:
+        """Returns the row to be answered; None if the line has its row already, or gets an error row now."""
         done = number in self._out.done
         envelope = Envelope.unknown(number)
         try:
-            document = parse_line(raw)
+            document = parse_object(raw)
             envelope = envelope_of(document, number)
             first = self._first_line.setdefault(envelope.key, number)
             if done:
                 return None
             if first != number:
-                raise RowError("duplicate_id", f"the id {envelope.id!r} is already that of line {first}")
-            return prepare(document, envelope, self._context)
-        except RowError as error:
+                shown = json.dumps(envelope.id, ensure_ascii=False)
+                raise ApiError("duplicate_id", f"the id {shown} is already that of line {first}")
+            prepared = prepare(document, envelope, self._context)
+            self._report.unknown_fields.update(prepared.unknown)
+            return _Row(envelope, prepared, missing=prepared.request.sampling.n)
+        except ApiError as error:
             problem = error
         except Exception as error:
             problem = _fault(error)
@@ -190,7 +162,7 @@ class _Run:
             self._refuse(envelope, problem)
         return None
 
-    def _refuse(self, envelope: Envelope, error: RowError) -> None:
+    def _refuse(self, envelope: Envelope, error: ApiError) -> None:
         self._out.append(envelope.line, error_row(envelope, error, run=self._run))
         self._report.errors += 1
         self._bar.update()
@@ -198,44 +170,21 @@ class _Run:
     def _count(self, samples: list[Sample]) -> None:
         report, usage = self._report, usage_of(samples)
         report.answered += 1
-        report.prompt_tokens += usage.prompt
-        report.cached_tokens += usage.cached
-        report.generated_tokens += usage.generated
-        report.reasoning_tokens += usage.reasoning
+        report.prompt_tokens += usage.prompt_tokens
+        report.cached_tokens += usage.cached_tokens
+        report.generated_tokens += usage.generated_tokens
+        report.reasoning_tokens += usage.reasoning_tokens
         for sample in samples:
-            report.malformed += bool(sample.answer.diagnostics)
-            report.finish_reasons[sample.answer.finish_reason] += 1
+            report.malformed += bool(sample.diagnostics)
+            report.finish_reasons[sample.finish_reason] += 1
         report.elapsed_seconds = time.monotonic() - self._started
         self._bar.set_postfix_str(f"{report.generated_tokens_per_second:.0f} tok/s", refresh=False)
         self._bar.update()
 
 
-def _fault(error: Exception) -> RowError:
-    """What a fault of this program, not of the row, looks like in the output: even that stops no run."""
-    return RowError("internal_error", f"{type(error).__name__}: {' '.join(str(error).split())}", status=500)
-
-
-def _open(source: Path) -> BinaryIO:
-    try:
-        return open(source, "rb")
-    except OSError as error:
-        raise BatchError(f"cannot read {source}: {error.strerror}") from None
-
-
-def _survey(file: BinaryIO) -> tuple[str, int]:
-    """The SHA-256 of a file and the number of its lines that are not blank."""
-    digest, rows = hashlib.sha256(), 0
-    for raw in file:
-        digest.update(raw)
-        rows += bool(raw.strip())
-    return digest.hexdigest(), rows
-
-
-def _is_date(text: str) -> bool:
-    try:
-        return datetime.date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
+def _fault(error: Exception) -> ApiError:
+    """The error row's error for a fault of this program rather than of the row. It does not stop the run."""
+    return ApiError("internal_error", f"{type(error).__name__}: {' '.join(str(error).split())}", status=500)
 
 
 def _bar(rows: int, done: int, *, shown: bool) -> tqdm:

@@ -1,12 +1,7 @@
-"""The Python API: prompts or conversations in, parsed answers out."""
+"""The Python API: `LLM` takes prompts or conversations and returns parsed answers."""
 
-from gptoss_jax.llm.answer import Answer, read_answer
-from gptoss_jax.llm.engine_thread import EngineStopped
-from gptoss_jax.llm.llm import LLM
-from gptoss_jax.llm.prompts import Prompt, PromptOptions
-from gptoss_jax.llm.results import (
+from gptoss_jax.answers import (
     Finished,
-    Generation,
     PreambleDelta,
     ReasoningDelta,
     Sample,
@@ -14,15 +9,17 @@ from gptoss_jax.llm.results import (
     TextDelta,
     ToolCall,
     ToolCallReady,
-    ToolRun,
     Usage,
 )
+from gptoss_jax.engine.engine_thread import EngineStopped
+from gptoss_jax.llm.llm import LLM
+from gptoss_jax.llm.prompts import Prompt, PromptOptions
+from gptoss_jax.llm.results import Generation, ToolRun
 from gptoss_jax.llm.streams import AsyncStream, Stream
-from gptoss_jax.tools import ToolError
+from gptoss_jax.llm.tools import ToolError
 
 __all__ = [
     "LLM",
-    "Answer",
     "AsyncStream",
     "EngineStopped",
     "Finished",
@@ -40,5 +37,4 @@ __all__ = [
     "ToolError",
     "ToolRun",
     "Usage",
-    "read_answer",
 ]

@@ -1,4 +1,4 @@
-"""Prompts → requests, and the requests' completions → generations."""
+"""Makes requests of prompts, and generations of the requests' completions."""
 
 from __future__ import annotations
 
@@ -7,35 +7,31 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gptoss_jax.answers import Sample, read_sample
+from gptoss_jax.engine.engine_thread import NamedRequest
 from gptoss_jax.engine.request import Request, RequestError, SamplingParams
 from gptoss_jax.llm.prompts import (
     Prompt,
     PromptOptions,
     declared_functions,
-    prepare,
+    rendered_prompt,
     response_schema_of,
     split_prompts,
 )
-from gptoss_jax.llm.results import Generation, Sample, read_sample
+from gptoss_jax.llm.results import Generation
+from gptoss_jax.openai_api.rendering import with_header_guard
 from harmony.errors import shown
 
 if TYPE_CHECKING:
     from gptoss_jax.engine.request import Update
+    from gptoss_jax.openai_api.rendering import History
     from harmony import Conversation, HarmonyEncoding
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
-"""How tokens are chosen: the same for all prompts, or one for each; None for the defaults."""
+"""The sampling parameters: one for all prompts, or a list with one for each; None for the defaults."""
 
 Progress = bool | Callable[[int, int], None]
-"""True for a progress bar; or a function that is told how many prompts are done, and of how many."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NamedRequest:
-    """A request, and what errors call it: nothing where it is the only one."""
-
-    request: Request
-    name: str = ""
+"""True shows a progress bar, False does not; a function is called with (finished prompts, all prompts)."""
 
 
 def requests_of(
@@ -43,40 +39,42 @@ def requests_of(
     sampling: Sampling,
     options: PromptOptions,
     encoding: HarmonyEncoding,
+    history: History,
+    header_guard: bool,
     ids: Iterator[str],
 ) -> list[NamedRequest]:
-    """The requests of the prompts, in their order.
+    """Renders the prompts into requests, in their order. `ids` supplies the requests' ids.
 
     Raises:
-        RequestError: a prompt or parameter is not what it must be.
+        RequestError: a prompt or parameter is not allowed.
     """
     split = split_prompts(prompts)
     is_one = len(split) == 1 and split[0] is prompts
     names = [""] if is_one else [f"prompts[{index}]" for index in range(len(split))]
     requests = []
     for prompt, params, name in zip(split, _sampling_of_each(sampling, len(split)), names, strict=True):
-        prepared = prepare(prompt, options, encoding, name)
-        params = sampling_with_schema(params, options, prepared.conversation)
-        requests.append(NamedRequest(Request(next(ids), prepared.tokens, params), name))
+        rendered = rendered_prompt(prompt, options, encoding, name, history=history)
+        params = sampling_of(params, options, rendered.conversation, header_guard)
+        requests.append(NamedRequest(Request(next(ids), rendered.tokens, params), name))
     return requests
 
 
 def sampling_with_schema(
     sampling: SamplingParams | None, options: PromptOptions, conversation: Conversation | None
 ) -> SamplingParams:
-    """The sampling under the grammar of the options' `response_schema`, if there is one.
+    """Returns the sampling parameters with a grammar for `response_schema`, if the options have one.
 
-    It constrains the answer, and the arguments of the functions that the conversation declares.
+    The grammar constrains the answer, and the arguments of the functions that the conversation declares.
 
     Raises:
-        RequestError: the sampling has a grammar of its own.
+        RequestError: the sampling parameters have a grammar already.
     """
     sampling = _checked(sampling, "sampling")
     schema = response_schema_of(options)
     if schema is None or conversation is None:
         return sampling
     if sampling.grammar is not None:
-        raise RequestError("response_schema is given, and sampling.grammar too: give one")
+        raise RequestError("response_schema and sampling.grammar are both given: give one of them")
     from gptoss_jax.engine.grammar import Grammar
 
     grammar = Grammar.json_schema(schema)
@@ -84,6 +82,17 @@ def sampling_with_schema(
     if functions:
         grammar = grammar.with_calls({function.name: function.parameters for function in functions})
     return dataclasses.replace(sampling, grammar=grammar)
+
+
+def sampling_of(
+    sampling: SamplingParams | None,
+    options: PromptOptions,
+    conversation: Conversation | None,
+    header_guard: bool,
+) -> SamplingParams:
+    """As `sampling_with_schema`; with `header_guard`, under the guard of what the conversation declares."""
+    sampling = sampling_with_schema(sampling, options, conversation)
+    return with_header_guard(sampling, conversation) if header_guard and conversation else sampling
 
 
 def _sampling_of_each(sampling: Sampling, count: int) -> list[SamplingParams]:
@@ -105,7 +114,7 @@ def _checked(sampling: object, name: str) -> SamplingParams:
 
 
 class Collector:
-    """Gathers what comes of requests; parses each completion at once, while the device computes others."""
+    """Collects the completions of requests. Parses each one at once, while the device computes others."""
 
     def __init__(self, requests: Sequence[NamedRequest], encoding: HarmonyEncoding) -> None:
         self._encoding = encoding
@@ -115,26 +124,26 @@ class Collector:
 
     @property
     def unfinished(self) -> list[str]:
-        """The ids of requests of which samples are missing."""
+        """The ids of the requests that lack samples."""
         return list(self._unfinished)
 
     @property
     def finished(self) -> int:
-        """How many requests are whole."""
+        """How many requests have all their samples."""
         return len(self._requests) - len(self._unfinished)
 
-    def take(self, updates: Iterable[Update]) -> None:
-        """Takes the completions among the updates."""
+    def add(self, updates: Iterable[Update]) -> None:
+        """Adds the completions among the updates."""
         for update in updates:
             if update.completion is not None:
                 request = self._requests[update.id]
                 samples = self._samples[update.id]
-                samples[update.sample] = read_sample(update.completion, request, self._encoding)
+                samples[update.sample] = read_sample(update.completion, self._encoding)
                 if len(samples) == request.sampling.n:
                     self._unfinished.discard(update.id)
 
     def generations(self) -> list[Generation]:
-        """What came of each request, in their order."""
+        """One generation for each request, in their order."""
         return [
             Generation(id, request.prompt, [self._samples[id][n] for n in sorted(self._samples[id])])
             for id, request in self._requests.items()
@@ -143,7 +152,7 @@ class Collector:
 
 @contextmanager
 def reporting(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
-    """A function that reports how many of `total` prompts are done, as `progress` wants it."""
+    """Yields a function to call with the number of finished prompts, of `total`."""
     if callable(progress):
         yield lambda done: progress(done, total)
     elif not progress:

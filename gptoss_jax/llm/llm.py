@@ -1,4 +1,4 @@
-"""`LLM`: a model behind a few methods."""
+"""`LLM`, the class behind the Python API."""
 
 from __future__ import annotations
 
@@ -7,46 +7,52 @@ import atexit
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
+from gptoss_jax.engine.engine_thread import (
+    AsyncMailbox,
+    EngineLike,
+    EngineThread,
+    Mailbox,
+    NamedRequest,
+)
 from gptoss_jax.engine.request import Request, RequestError, SamplingParams
 from gptoss_jax.llm.collector import (
     Collector,
-    NamedRequest,
     Progress,
     Sampling,
     reporting,
     requests_of,
+    sampling_of,
     sampling_with_schema,
 )
-from gptoss_jax.llm.engine_thread import AsyncMailbox, EngineLike, EngineThread, Mailbox
 from gptoss_jax.llm.prompts import (
     Prompt,
     PromptOptions,
     check_options,
     conversation_of,
     declared_functions,
-    prepare,
+    rendered_prompt,
 )
 from gptoss_jax.llm.results import Generation, ToolRun
 from gptoss_jax.llm.streams import AsyncStream, Stream
 from gptoss_jax.llm.tool_loop import ToolLoop
-from gptoss_jax.tools import Toolbox
+from gptoss_jax.llm.tools import Toolbox, ToolFunction
+from gptoss_jax.openai_api.rendering import History, check_history
 from harmony.errors import shown
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from jax.sharding import Mesh
     from jax.typing import DTypeLike
 
+    from gptoss_jax.engine.options import EngineKeywords
     from harmony import HarmonyEncoding
 
 
 class LLM:
-    """A model for scripts: prompts or conversations in, parsed answers out.
+    """A model that answers prompts and conversations.
 
     ::
 
@@ -59,23 +65,28 @@ class LLM:
             for question, output in zip(questions, outputs, strict=True):
                 print(question, "→", output.text)
 
-    A prompt is a string (the user's message), a harmony `Conversation`, a list of harmony `Message`s, a list
-    of chat messages (dictionaries with "role" and "content", as in Chat Completions), or a list of token ids,
-    which must end where the assistant is to speak. Several prompts are a list of these; so a list of strings
-    is many prompts, and a list of dictionaries, of messages or of numbers is one.
+    A prompt is one of these:
 
-    All calls, of all threads and event loops, share one engine, which one background thread runs: what is
-    asked at the same time is computed together. A call that ends early, by an exception, a closed stream or a
-    cancelled task, gives up its requests at once.
+    - a string: the user's message;
+    - a harmony `Conversation`, or a list of harmony `Message`s;
+    - a list of chat messages: dictionaries with "role" and "content", as in Chat Completions;
+    - a list of token ids, which ends where the assistant's message begins.
 
-    Requests are named ``SEED-NUMBER`` in the order in which they are made, and unless `SamplingParams.seed`
-    is set, random numbers depend on that name alone: a script that makes the same calls in the same order
-    gets the same samples.
+    Several prompts are a list of prompts. So a list of strings is many prompts, while a list of dictionaries,
+    of messages or of integers is one prompt.
 
-    Of several processes (`jax.distributed`), each makes the `LLM` and calls it alike; the first one speaks
-    (`speaks`). In the others the first call, or `close`, takes part in the computation until the first
-    process closes its `LLM`; calls there return no results: an empty list, a stream without events, a
-    `ToolRun` whose generation has no samples.
+    All threads and event loops share one engine, which runs in a background thread. Requests of simultaneous
+    calls are computed together. If a call ends early, by an exception, a closed stream or a cancelled task,
+    its requests are cancelled at once.
+
+    A request's id is ``SEED-NUMBER``, numbered in the order of the calls. Without `SamplingParams.seed`, its
+    random numbers depend on this id alone: a script that makes the same calls in the same order gets the same
+    samples.
+
+    With several processes (`jax.distributed`), each process makes the `LLM` and makes the same calls. The
+    first process is the leader (`is_leader`) and gets the results. In the other processes the first call, or
+    `close`, takes part in the computation until the leader closes its `LLM`. Calls return nothing there: an
+    empty list, a stream without events, or a `ToolRun` whose generation has no samples.
     """
 
     def __init__(
@@ -84,65 +95,95 @@ class LLM:
         *,
         dtype: DTypeLike | None = None,
         mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
-        slots: int | None = None,
-        max_length: int | None = None,
         seed: int = 0,
-        **options: Any,
+        history: History = "guide",
+        header_guard: bool = True,
+        **options: Unpack[EngineKeywords],
     ) -> None:
-        """Loads a checkpoint. Compiled programs are kept for the next run: see `keep_compiled`.
+        """Loads a checkpoint. Compiled programs are kept on disk for the next run: see `keep_compiled`.
 
         Args:
-            checkpoint: a checkpoint's folder, or "tiny" for the one in the package.
-            dtype: what the model computes in: float32 or bfloat16; by default what suits the device.
-            mesh: how the model is spread over devices: a mesh of `gptoss_jax.sharding`, the sizes of its axes
-                (data, expert, tensor), or a dictionary of those that are not 1; by default what suits it.
-            slots: requests that decode side by side.
-            max_length: the longest sequence, prompt and completion together, in tokens.
-            seed: of all random draws of requests without a seed of their own.
-            options: the engine's other options: those of `gptoss_jax.engine.options.EngineOptions`.
+            checkpoint: the folder of a checkpoint, or "tiny" for the model in the package.
+            dtype: what the model computes in: float32 or bfloat16. None for float32 on CPUs, else bfloat16.
+            mesh: how the model is split over devices: a mesh of `gptoss_jax.sharding`; the sizes of its axes
+                (data, expert, tensor); or a dictionary of the sizes that are not 1. None chooses a mesh over
+                all devices.
+            seed: the seed of requests that have none of their own.
+            history: how much of the earlier chain of thought stays in prompts. "guide": as the model was
+                trained; reasoning before the last answer is left out. "compatible": as the `openai-harmony`
+                package does. "all": everything stays.
+            header_guard: True: headers of messages can name only the tools and channels that the conversation
+                declares. False: headers are free. They are free, too, if the prompt is token ids or has a
+                system or developer message of plain text, since its tools are not known then.
+            options: the fields of `gptoss_jax.engine.options.EngineOptions`, such as `slots` (sequences that
+                decode at the same time) and `max_length` (the longest sequence, prompt and completion
+                together, in tokens). None leaves an option at its default.
 
         Raises:
-            checkpoints.config.CheckpointError: the checkpoint is none.
-            gptoss_jax.sharding.ShardingError: the mesh does not fit the devices or the model.
-            RequestError: an option is not what it must be.
+            checkpoints.config.CheckpointError: the checkpoint is missing or broken.
+            gptoss_jax.sizes.ShardingError: the mesh does not fit the devices or the model.
+            gptoss_jax.engine.memory.EngineMemoryError: the engine does not fit in the devices' memory.
+            RequestError: an option has a value that is not allowed.
         """
         from gptoss_jax.compilation_cache import keep_compiled
         from gptoss_jax.llm.loading import load_engine
 
         _check_seed(seed)
+        check_history(history)
         keep_compiled()
-        engine, encoding, opened = load_engine(
-            checkpoint, dtype=dtype, mesh=mesh, slots=slots, max_length=max_length, **options
-        )
+        engine, encoding, opened = load_engine(checkpoint, dtype=dtype, mesh=mesh, **options)
         name = opened.path.name if str(checkpoint) != "tiny" else "tiny"
-        self._start(cast(EngineLike, engine), encoding, name, seed)
+        self._start(cast(EngineLike, engine), encoding, name, seed, history, header_guard)
 
     @classmethod
     def from_engine(
-        cls, engine: EngineLike, encoding: HarmonyEncoding, name: str = "gpt-oss", *, seed: int = 0
+        cls,
+        engine: EngineLike,
+        encoding: HarmonyEncoding,
+        name: str = "gpt-oss",
+        *,
+        seed: int = 0,
+        history: History = "guide",
+        header_guard: bool = True,
     ) -> LLM:
-        """An `LLM` on an engine that exists; it belongs to the `LLM` from now on, and is closed with it."""
+        """Makes an `LLM` from an engine, which it owns from then on: `close` closes the engine too.
+
+        `encoding`: the model's encoding. `name`: the model's name. `seed`, `history`,
+        `header_guard`: as for `LLM`.
+        """
         _check_seed(seed)
         llm = cls.__new__(cls)
-        llm._start(engine, encoding, name, seed)
+        llm._start(engine, encoding, name, seed, check_history(history), header_guard)
         return llm
 
-    def _start(self, engine: EngineLike, encoding: HarmonyEncoding, name: str, seed: int) -> None:
+    def _start(
+        self,
+        engine: EngineLike,
+        encoding: HarmonyEncoding,
+        name: str,
+        seed: int,
+        history: History,
+        header_guard: bool,
+    ) -> None:
         self._engine = engine
+        self.history = history
+        """How much of the earlier chain of thought stays in prompts."""
+        self.header_guard = header_guard
+        """True if headers of messages can name only what a conversation declares."""
         self.encoding = encoding
-        """What renders prompts and parses answers."""
+        """The encoding that renders prompts and parses answers."""
         self.name = name
-        """The checkpoint's name."""
-        self.speaks = engine.speaks
-        """Whether this process has the results: False in all but the first of several."""
-        self._ids = map(f"{seed}-{{}}".format, itertools.count())  # which threads may draw from at once
+        """The name of the checkpoint."""
+        self.is_leader = engine.is_leader
+        """True in the process that gets the results: the first of several."""
+        self._ids = map(f"{seed}-{{}}".format, itertools.count())  # thread-safe
         self._thread: EngineThread | None = None
         self._following = threading.Lock()
         self._followed = False
-        if self.speaks:
+        if self.is_leader:
             self._thread = EngineThread(engine, name)
             self._finalizer = weakref.finalize(self, self._thread.close)
-            self._finalizer.atexit = False  # the thread sees to the interpreter's exit itself
+            self._finalizer.atexit = False  # the thread has an exit handler of its own
         else:
             atexit.register(self.close)
 
@@ -152,7 +193,10 @@ class LLM:
         return self._engine.max_length
 
     def close(self) -> None:
-        """Ends the engine; calls that wait raise `EngineStopped`. In other processes: see `speaks`."""
+        """Ends the engine. Waiting calls raise `EngineStopped`.
+
+        In processes other than the leader, it takes part in the computation until the leader closes.
+        """
         if self._thread is not None:
             self._finalizer()
         else:
@@ -162,9 +206,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Whole answers
@@ -181,15 +223,17 @@ class LLM:
 
         Args:
             prompts: see `LLM`.
-            sampling: for all prompts, or a list with one for each.
-            progress: True shows a bar; a function is called with the numbers of prompts done and in all.
+            sampling: the sampling parameters for all prompts, or a list with one for each; None for the
+                defaults.
+            progress: True shows a bar; a function is called with (finished prompts, all prompts).
             options: `instructions`, `effort`, `tools`, `date`, `response_schema`: see `PromptOptions`.
 
         Returns:
             One generation for each prompt, in their order.
 
         Raises:
-            RequestError: a prompt or parameter is not what it must be; nothing was generated then.
+            RequestError: a prompt or parameter is not allowed; then nothing is generated.
+            gptoss_jax.engine.RequestFailed: the engine's own code failed on one of the requests.
             EngineStopped: the engine failed or was closed.
         """
         if self._thread is None:
@@ -202,7 +246,7 @@ class LLM:
         try:
             with reporting(progress, len(requests)) as report:
                 while collector.unfinished:
-                    collector.take(mailbox.get())
+                    collector.add(mailbox.get())
                     report(collector.finished)
         finally:
             self._thread.cancel(collector.unfinished)
@@ -216,7 +260,7 @@ class LLM:
         progress: Progress = False,
         **options: Unpack[PromptOptions],
     ) -> list[Generation]:
-        """As `generate`, without blocking the event loop. Cancelling the task ends the requests."""
+        """Like `generate`, but does not block the event loop. Cancelling the task cancels the requests."""
         if self._thread is None:
             await asyncio.to_thread(self._follow)
             return []
@@ -227,7 +271,7 @@ class LLM:
         try:
             with reporting(progress, len(requests)) as report:
                 while collector.unfinished:
-                    collector.take(await mailbox.get())
+                    collector.add(await mailbox.get())
                     report(collector.finished)
         finally:
             self._thread.cancel(collector.unfinished)
@@ -238,19 +282,21 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[PromptOptions]
     ) -> Stream:
-        """Answers one prompt, as an iterator of events: deltas of reasoning, preamble and text, calls that
-        are ready, and `Finished` for each sample.
+        """Answers one prompt as an iterator of events.
 
-        Closing the iterator ends the request at once. Raises as `generate`; what the engine refuses is
-        raised by the first step of the iteration.
+        The events are deltas of reasoning, preamble and text, complete tool calls, and `Finished` for each
+        sample. Closing the iterator cancels the request at once. It raises the same errors as `generate`; if
+        the engine itself refuses the request, the first iteration raises the error.
         """
         return Stream(self._thread, self._request(prompt, sampling, options), self.encoding, self)
 
     def astream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[PromptOptions]
     ) -> AsyncStream:
-        """As `stream`, for ``async for``; to be called while an event loop runs. Cancelling the task that
-        iterates ends the request."""
+        """Like `stream`, for ``async for``. Must be called while an event loop runs.
+
+        Cancelling the task that iterates cancels the request.
+        """
         return AsyncStream(self._thread, self._request(prompt, sampling, options), self.encoding, self)
 
     # Tools
@@ -258,7 +304,7 @@ class LLM:
     def run_tools(
         self,
         conversation: Prompt,
-        functions: Mapping[str, Callable[..., Any]],
+        functions: Mapping[str, ToolFunction],
         sampling: SamplingParams | None = None,
         *,
         max_rounds: int = 10,
@@ -266,23 +312,23 @@ class LLM:
     ) -> ToolRun:
         """Lets the model call functions until it answers.
 
-        Each round asks the model, runs the functions that it calls, one after another, and adds their results
-        to the conversation. A result is what the function returns: text as it is, anything else as JSON. What
-        goes wrong, be it an exception of the function, a name that is none or arguments that do not fit, is
-        told to the model as the result, in one line.
+        In each round the model generates a turn; then the functions that it calls run, one after another, and
+        their results are added to the conversation. Text that a function returns is the result as it is,
+        anything else becomes JSON. If a function raises an exception, or the model calls an unknown function
+        or gives invalid arguments, the result is the error in one line, so that the model can correct itself.
 
         Args:
             conversation: a prompt, but not token ids.
-            functions: name → function, which is called with keyword arguments; it may be a coroutine
-                function.
-            sampling: for every round; `n` must be 1.
-            max_rounds: the most times that the model is asked. Calls in the last round are not run.
-            options: as for `generate`. Without `tools`, and unless the conversation declares functions, their
-                schemas come from the functions' signatures and docstrings: see `gptoss_jax.tools.Tool`.
+            functions: name → function. It is called with keyword arguments and may be a coroutine function.
+            sampling: the sampling parameters of every round; `n` must be 1. None for the defaults.
+            max_rounds: the most rounds. Calls in the last round are not run.
+            options: as for `generate`. If neither `tools` nor the conversation declares functions, their
+                schemas come from the functions' signatures and docstrings: see `gptoss_jax.llm.tools.Tool`.
 
         Raises:
-            RequestError: an argument is not what it must be, or the conversation has grown too long.
+            RequestError: an argument is not allowed, or the conversation has become too long.
             ToolError: a function cannot be a tool.
+            gptoss_jax.engine.RequestFailed: the engine's own code failed on the request.
             EngineStopped: the engine failed or was closed.
         """
         toolbox, loop, sampling = self._tool_loop(conversation, functions, sampling, max_rounds, options)
@@ -290,33 +336,33 @@ class LLM:
             generations = self.generate(loop.conversation, sampling)
             if not generations:
                 break
-            calls = loop.take(generations[0])
+            calls = loop.add_answer(generations[0])
             if not calls or not left:
                 return loop.finish(generations[0])
             for call in calls:
-                loop.add(toolbox.run(call))
+                loop.add_result(toolbox.run(call))
         return loop.finish(Generation("", [], []))
 
     async def arun_tools(
         self,
         conversation: Prompt,
-        functions: Mapping[str, Callable[..., Any]],
+        functions: Mapping[str, ToolFunction],
         sampling: SamplingParams | None = None,
         *,
         max_rounds: int = 10,
         **options: Unpack[PromptOptions],
     ) -> ToolRun:
-        """As `run_tools`, without blocking the event loop: plain functions run in a thread."""
+        """Like `run_tools`, but does not block the event loop: plain functions run in threads."""
         toolbox, loop, sampling = self._tool_loop(conversation, functions, sampling, max_rounds, options)
         for left in reversed(range(max_rounds)):
             generations = await self.agenerate(loop.conversation, sampling)
             if not generations:
                 break
-            calls = loop.take(generations[0])
+            calls = loop.add_answer(generations[0])
             if not calls or not left:
                 return loop.finish(generations[0])
             for call in calls:
-                loop.add(await toolbox.arun(call))
+                loop.add_result(await toolbox.arun(call))
         return loop.finish(Generation("", [], []))
 
     # What the methods share
@@ -325,22 +371,24 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], sampling: Sampling, options: PromptOptions
     ) -> list[NamedRequest]:
         check_options(options)
-        return requests_of(prompts, sampling, options, self.encoding, self._ids)
+        return requests_of(
+            prompts, sampling, options, self.encoding, self.history, self.header_guard, self._ids
+        )
 
     def _request(self, prompt: Prompt, sampling: SamplingParams | None, options: PromptOptions) -> Request:
-        """The only request of a stream."""
+        """The request of a stream."""
         if self._thread is None:
             self._follow()
             return Request("", [])
         check_options(options)
-        prepared = prepare(prompt, options, self.encoding)
-        sampling = sampling_with_schema(sampling, options, prepared.conversation)
-        return Request(next(self._ids), prepared.tokens, sampling)
+        rendered = rendered_prompt(prompt, options, self.encoding, history=self.history)
+        sampling = sampling_of(sampling, options, rendered.conversation, self.header_guard)
+        return Request(next(self._ids), rendered.tokens, sampling)
 
     def _tool_loop(
         self,
         conversation: Prompt,
-        functions: Mapping[str, Callable[..., Any]],
+        functions: Mapping[str, ToolFunction],
         sampling: SamplingParams | None,
         max_rounds: int,
         options: PromptOptions,
@@ -349,18 +397,18 @@ class LLM:
         if not isinstance(max_rounds, int) or isinstance(max_rounds, bool) or max_rounds < 1:
             raise RequestError(f"max_rounds is {shown(max_rounds)}: it must be a whole number from 1")
         toolbox = Toolbox(functions)
-        prepared = prepare(conversation, options, self.encoding).conversation
-        if prepared is None:
+        start = rendered_prompt(conversation, options, self.encoding).conversation
+        if start is None:
             raise RequestError("the prompt is a list of token ids: with tools it must be a conversation")
-        if not declared_functions(prepared):
-            prepared = conversation_of(prepared, {"tools": toolbox.schemas()})
-        sampling = sampling_with_schema(sampling, options, prepared)
+        if not declared_functions(start):
+            start = conversation_of(start, {"tools": toolbox.schemas()})
+        sampling = sampling_with_schema(sampling, options, start)
         if sampling.n != 1:
             raise RequestError(f"n is {sampling.n}: with tools it must be 1")
-        return toolbox, ToolLoop(prepared, self.encoding), sampling
+        return toolbox, ToolLoop(start, self.encoding), sampling
 
     def _follow(self) -> None:
-        """Takes part until the process that speaks has closed; the first call does, later ones return."""
+        """Takes part in the computation until the leader closes. Later calls return at once."""
         with self._following:
             if not self._followed:
                 self._followed = True
@@ -370,4 +418,4 @@ class LLM:
 
 def _check_seed(seed: object) -> None:
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise RequestError(f"seed is {seed!r}: it must be a whole number")
+        raise RequestError(f"seed is {shown(seed)}: it must be a whole number")

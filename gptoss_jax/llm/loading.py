@@ -1,10 +1,14 @@
-"""From a checkpoint's path to an engine that runs it."""
+"""Loads a checkpoint into an engine."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
+
+from harmony.errors import shown
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -12,8 +16,11 @@ if TYPE_CHECKING:
 
     from checkpoints import Checkpoint
     from gptoss_jax.engine import Engine
-    from gptoss_jax.sharding import MeshShape
+    from gptoss_jax.engine.options import EngineKeywords
+    from gptoss_jax.sizes import MeshShape
     from harmony import HarmonyEncoding
+
+_logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16")
 
@@ -23,20 +30,19 @@ def load_engine(
     *,
     dtype: DTypeLike | None = None,
     mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
-    **options: Any,
+    **options: Unpack[EngineKeywords],
 ) -> tuple[Engine, HarmonyEncoding, Checkpoint]:
-    """The engine of a checkpoint ("tiny": the one in the package), its encoding and the checkpoint.
+    """Loads a checkpoint. Returns an engine that runs it, its encoding, and the opened checkpoint.
 
-    `dtype`: float32 or bfloat16; None takes what suits the device. `mesh`: the devices the model is spread
-    over, as a mesh of `gptoss_jax.sharding`, as the sizes of its axes (data, expert, tensor), or as a
-    dictionary of those that are not 1; None spreads it over all devices as suits it. `options` are those of
-    `gptoss_jax.engine.options.EngineOptions`; one that is None has its default.
+    Args:
+        path, dtype, mesh, options: `checkpoint`, `dtype`, `mesh` and `options` of `gptoss_jax.LLM`.
 
     Raises:
-        checkpoints.config.CheckpointError: the checkpoint is none, or does not fit its vocabulary.
-        gptoss_jax.sharding.ShardingError: the mesh does not fit the devices or the model.
-        gptoss_jax.engine.RequestError: the dtype or an option is none that can be.
-        gptoss_jax.engine.memory.EngineMemoryError: it does not fit in the devices' memory.
+        checkpoints.config.CheckpointError: the checkpoint is missing or broken, or does not fit its
+            vocabulary.
+        gptoss_jax.sizes.ShardingError: the mesh does not fit the devices or the model.
+        gptoss_jax.engine.RequestError: the dtype or an option is not allowed.
+        gptoss_jax.engine.memory.EngineMemoryError: the engine does not fit in the devices' memory.
     """
     import jax
     import jax.numpy as jnp
@@ -45,11 +51,13 @@ def load_engine(
     from checkpoints import open_checkpoint
     from gptoss_jax.engine import Engine, RequestError
     from gptoss_jax.engine.engine import plan_on
-    from gptoss_jax.engine.options import EngineOptions
+    from gptoss_jax.engine.options import options_from
     from gptoss_jax.model import load
     from gptoss_jax.sharding import make_mesh
     from gptoss_jax.vocabulary import load_encoding_for
 
+    if not isinstance(path, (str, os.PathLike)):
+        raise RequestError(f"checkpoint is {shown(path)}: it must be a folder's path, or 'tiny'")
     if dtype is None:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     try:
@@ -57,26 +65,44 @@ def load_engine(
     except TypeError:
         known = False
     if not known:
-        raise RequestError(f"dtype is {dtype!r}: it must be {' or '.join(DTYPES)}")
-    chosen = EngineOptions(**{name: value for name, value in options.items() if value is not None})
+        raise RequestError(f"dtype is {shown(dtype)}: it must be {' or '.join(DTYPES)}")
+    chosen = options_from(dict(options))
     checkpoint = open_checkpoint(path)
     encoding = load_encoding_for(checkpoint)
+    warn_beyond_context(chosen.max_length, checkpoint.config.context_length)
     if not isinstance(mesh, Mesh):
         mesh = make_mesh(checkpoint.config, _shape(mesh))
     stops = [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
-    plan_on(mesh, checkpoint.config, chosen, jnp.dtype(dtype))  # refuses what does not fit before it loads it
+    plan_on(mesh, checkpoint.config, chosen, jnp.dtype(dtype))  # raises before a model is loaded in vain
     model = load(checkpoint, jnp.dtype(dtype), mesh)
     return Engine(model, stops, encoding=encoding, mesh=mesh, options=chosen), encoding, checkpoint
 
 
+def warn_beyond_context(max_length: int | None, context_length: int) -> None:
+    """Logs a warning if `max_length` (None for the default) is above the model's context, in tokens."""
+    if max_length is not None and max_length > context_length:
+        _logger.warning(
+            "max_length is %s: the model was made for %s tokens (max_position_embeddings)",
+            f"{max_length:,}",
+            f"{context_length:,}",
+        )
+
+
 def _shape(mesh: Sequence[int] | Mapping[str, int] | None) -> MeshShape | None:
     from gptoss_jax.engine import RequestError
-    from gptoss_jax.sharding import AXES, MeshShape
+    from gptoss_jax.engine.values import as_integer
+    from gptoss_jax.sizes import AXES, MeshShape
 
     if mesh is None:
         return None
-    sizes = mesh if isinstance(mesh, Mapping) else dict(zip(AXES, mesh, strict=False))
-    known = len(sizes) == len(mesh) and all(axis in AXES for axis in sizes)
-    if not known or not all(isinstance(size, int) for size in sizes.values()):
-        raise RequestError(f"mesh is {mesh!r}: it must be a mesh, or sizes of the axes {', '.join(AXES)}")
-    return MeshShape(**sizes)
+    sizes: Mapping[str, int] = {}
+    if isinstance(mesh, Mapping):
+        sizes = mesh
+    elif isinstance(mesh, Sequence) and not isinstance(mesh, str) and len(mesh) <= len(AXES):
+        sizes = dict(zip(AXES, mesh, strict=False))
+    numbers = {axis: as_integer(size) for axis, size in sizes.items()}
+    if not numbers or not all(axis in AXES and size for axis, size in numbers.items()):
+        raise RequestError(
+            f"mesh is {shown(mesh)}: it must be a mesh, or sizes of the axes {', '.join(AXES)}"
+        )
+    return MeshShape(**{axis: size for axis, size in numbers.items() if size is not None})

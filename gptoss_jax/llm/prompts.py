@@ -1,13 +1,15 @@
-"""What a caller may give as a prompt → tokens."""
+"""Renders the prompts of callers, in all their forms, into tokens."""
 
 from __future__ import annotations
 
 import dataclasses
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
-from gptoss_jax.engine import RequestError
+from gptoss_jax.engine.request import RequestError
+from gptoss_jax.openai_api.answer_format import strict_schema_format
+from gptoss_jax.openai_api.rendering import History, render_prompt
 from harmony import Conversation, DeveloperContent, HarmonyError, Message, Role, SystemContent
 from harmony.errors import shown
 from harmony.openai_formats import conversation_from_chat
@@ -17,47 +19,47 @@ if TYPE_CHECKING:
 
     from harmony import HarmonyEncoding, ToolDescription
 
-Prompt = str | Conversation | Sequence[Message] | Sequence[Mapping[str, Any]] | Sequence[int]
+Prompt = str | Conversation | Sequence[Message] | Sequence[Mapping[str, object]] | Sequence[int]
 """One prompt: the user's text, a conversation, its messages, chat messages as dictionaries, or token ids."""
 
 ALLOWED = "a string, a Conversation, or a list of Messages, of chat messages (dictionaries) or of token ids"
 
 
 class PromptOptions(TypedDict, total=False):
-    """What goes into the system and the developer message of a prompt.
+    """Options that set a prompt's system and developer messages. None is the same as leaving one out.
 
     instructions: the developer's instructions.
-    effort: "low", "medium" or "high".
+    effort: the reasoning effort: "low", "medium" or "high".
     tools: functions that the model may call, as in Chat Completions:
         ``{"type": "function", "function": {"name", "description", "parameters"}}``.
-    date: the current date that the model is told, ``YYYY-MM-DD``; today's by default.
-    response_schema: a JSON Schema, or a pydantic model, that the answer must follow: it is shown to the model
-        and enforced by a grammar.
+    date: the current date in the system message, ``YYYY-MM-DD``; by default today's.
+    response_schema: a JSON Schema, or a pydantic model, for the answer. The model sees it, and a grammar
+        enforces it.
     """
 
     instructions: str | None
     effort: str | None
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Mapping[str, object]] | None
     date: str | None
-    response_schema: Mapping[str, Any] | type[BaseModel] | None
+    response_schema: Mapping[str, object] | type[BaseModel] | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A prompt's tokens, and the conversation that they render; None if the prompt was tokens."""
+class RenderedPrompt:
+    """A prompt's tokens, and the conversation that they render; None if the prompt was token ids."""
 
     tokens: list[int]
     conversation: Conversation | None
 
 
 def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts of an argument that may be one of them or a list.
+    """Returns the prompts of an argument that is one prompt or a list of prompts.
 
-    A list of Messages, of dictionaries or of whole numbers is one prompt; any other list is one of prompts,
-    so a list of strings is as many prompts. An empty list has none.
+    A list of Messages, of dictionaries or of integers is one prompt. Any other list is a list of prompts; an
+    empty list has none.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: it is neither a prompt nor a list of prompts.
     """
     if isinstance(prompts, str | Conversation):
         return [prompts]
@@ -71,11 +73,11 @@ def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def response_schema_of(options: PromptOptions) -> dict[str, Any] | None:
-    """The JSON Schema that the answer must follow, if one must.
+def response_schema_of(options: PromptOptions) -> dict[str, object] | None:
+    """Returns the option `response_schema` as a JSON Schema; None without one.
 
     Raises:
-        RequestError: `response_schema` is neither a schema nor a pydantic model.
+        RequestError: `response_schema` is neither a dictionary nor a pydantic model.
     """
     from pydantic import BaseModel
 
@@ -89,42 +91,49 @@ def response_schema_of(options: PromptOptions) -> dict[str, Any] | None:
     return dict(schema)
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raises TypeError for a name that is none of `PromptOptions`."""
+def check_options(options: Mapping[str, object]) -> None:
+    """Raises TypeError for a name that is not in `PromptOptions`."""
     unknown = [name for name in options if name not in PromptOptions.__annotations__]
     if unknown:
         known = ", ".join(PromptOptions.__annotations__)
         raise TypeError(f"{unknown[0]} is no option of a prompt: there are {known}")
 
 
-def prepare(prompt: Prompt, options: PromptOptions, encoding: HarmonyEncoding, name: str = "") -> Prepared:
-    """Renders a prompt; errors begin with `name`, if it has one.
+def rendered_prompt(
+    prompt: Prompt,
+    options: PromptOptions,
+    encoding: HarmonyEncoding,
+    name: str = "",
+    *,
+    history: History = "guide",
+) -> RenderedPrompt:
+    """Renders a prompt. Error messages begin with `name`, unless it is "".
 
     Raises:
-        RequestError: it is no prompt, cannot be rendered, or an option contradicts it.
+        RequestError: it is no prompt, it cannot be rendered, or an option contradicts it.
     """
     try:
         if _is_list(prompt) and prompt and all(map(_is_token, prompt)):
             given = [option for option, value in options.items() if value is not None]
             if given:
-                raise RequestError(f"{given[0]} cannot be put into a prompt of token ids")
-            return Prepared([int(token) for token in prompt], None)  # type: ignore[arg-type]
+                raise RequestError(f"{given[0]} is given with a prompt of token ids: leave it out")
+            return RenderedPrompt([int(token) for token in prompt], None)  # type: ignore[arg-type]
         conversation = conversation_of(prompt, options)
-        tokens = encoding.render_conversation_for_completion(conversation, Role.ASSISTANT)
+        tokens = render_prompt(conversation, encoding, history)
     except (HarmonyError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RequestError(f"{name}: {reason}" if name else reason) from None
-    return Prepared(tokens, conversation)
+    return RenderedPrompt(tokens, conversation)
 
 
 def conversation_of(prompt: Prompt, options: PromptOptions) -> Conversation:
-    """The conversation of a prompt that is no token ids, with the options in its first messages.
+    """Returns a prompt as a conversation, with the options applied to its first messages.
 
-    One made of harmony messages keeps its own system and developer message: `effort` and `date` replace what
-    it has, the other options add to it. Without a system message it is given one.
+    A conversation of harmony messages keeps its own system and developer messages: `effort` and `date`
+    replace theirs, the other options are added. If it has no system message, one is inserted.
 
     Raises:
-        RequestError, HarmonyFormatError: it is no prompt, or an option contradicts it.
+        RequestError, HarmonyFormatError: it is no prompt, it is token ids, or an option contradicts it.
     """
     if isinstance(prompt, str):
         return _from_chat([{"role": "user", "content": prompt}], options)
@@ -151,22 +160,16 @@ def declared_functions(conversation: Conversation) -> list[ToolDescription]:
     ]
 
 
-def _from_chat(messages: list[Mapping[str, Any]], options: PromptOptions) -> Conversation:
+def _from_chat(messages: list[Mapping[str, object]], options: PromptOptions) -> Conversation:
     instructions = options.get("instructions")
     if instructions is not None:
         messages = [{"role": "developer", "content": instructions}, *messages]
     schema = response_schema_of(options)
-    response_format = None
-    if schema is not None:
-        title = schema.get("title")
-        named = isinstance(title, str) and title.isidentifier() and title.isascii()
-        form = {"name": title if named else "response", "schema": schema}
-        response_format = {"type": "json_schema", "json_schema": form}
     return conversation_from_chat(
         messages,
         tools=options.get("tools"),
         reasoning_effort=options.get("effort"),
-        response_format=response_format,
+        response_format=None if schema is None else strict_schema_format(schema, "chat"),
         current_date=options.get("date"),
     )
 
@@ -178,11 +181,10 @@ def _with_options(messages: list[Message], options: PromptOptions) -> Conversati
     if messages[0].author.role is not Role.SYSTEM:
         messages.insert(0, made[0])
     else:
-        changes = {}
-        if options.get("effort") is not None:
-            changes["reasoning_effort"] = _content(made[0], SystemContent).reasoning_effort
-        if options.get("date") is not None:
-            changes["conversation_start_date"] = _content(made[0], SystemContent).conversation_start_date
+        system = _content(made[0], SystemContent)
+        fields = {"effort": "reasoning_effort", "date": "conversation_start_date"}
+        given = [field for option, field in fields.items() if options.get(option) is not None]
+        changes = {field: getattr(system, field) for field in given}
         if changes:
             messages[0] = _changed(messages[0], SystemContent, changes, "effort and date")
     if len(made) == 3:
@@ -199,13 +201,19 @@ def _with_options(messages: list[Message], options: PromptOptions) -> Conversati
 
 _DEVELOPER = ("instructions", "tools", "response_formats")
 
+_Content = TypeVar("_Content", SystemContent, DeveloperContent)
 
-def _content(message: Message, kind: type[Any]) -> Any:
+
+def _content(message: Message, kind: type[_Content]) -> _Content | None:
     return next((part for part in message.content if isinstance(part, kind)), None)
 
 
-def _changed(message: Message, kind: type[Any], changes: Mapping[str, Any], names: str) -> Message:
-    """The message with fields of its content replaced; developer content may not have them yet."""
+def _changed(message: Message, kind: type[_Content], changes: Mapping[str, object], names: str) -> Message:
+    """Returns the message with fields of its content replaced.
+
+    Raises RequestError if it has no such content, or if developer content has the fields already. `names` are
+    the options' names in the error.
+    """
     content = _content(message, kind)
     if content is None:
         raise RequestError(f"{names} cannot be set: the {message.author.role.value} message is plain text")
@@ -215,11 +223,11 @@ def _changed(message: Message, kind: type[Any], changes: Mapping[str, Any], name
     return message.model_copy(update={"content": parts})
 
 
-def _added(field: str, own: Any, value: Any) -> Any:
-    """A field of developer content with a value that it may not have yet."""
+def _added(field: str, own: object, value: object) -> object:
+    """A field of developer content after `value` is added to it. Raises RequestError if it is set already."""
     if own is None:
         return value
-    if field == "tools" and not own.keys() & value.keys():
+    if isinstance(own, dict) and isinstance(value, dict) and not own.keys() & value.keys():
         return {**own, **value}
     raise RequestError(f"{field} cannot be set: the conversation's developer message has its own")
 

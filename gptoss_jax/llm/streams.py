@@ -1,4 +1,4 @@
-"""Streams of events: iterators whose end, whatever the reason, ends the request."""
+"""Streams of events: iterators that cancel the request when they end early, for whatever reason."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
-from gptoss_jax.llm.collector import NamedRequest
-from gptoss_jax.llm.engine_thread import AsyncMailbox, EngineThread, Mailbox
-from gptoss_jax.llm.events import SampleEvents
-from gptoss_jax.llm.results import Finished, Generation, Sample, StreamEvent
+from gptoss_jax.answers import Finished, Sample, SampleReader, StreamEvent
+from gptoss_jax.engine.engine_thread import AsyncMailbox, EngineThread, Mailbox, NamedRequest
+from gptoss_jax.llm.results import Generation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from gptoss_jax.engine import Request
     from gptoss_jax.engine.request import Update
@@ -21,16 +19,17 @@ if TYPE_CHECKING:
 
 
 class _Events:
-    """The events of one request, and how to give it up. Without a thread there are none."""
+    """The events of one request. There are none if `thread` is None: in processes that are not the leader."""
 
     def __init__(
         self, thread: EngineThread | None, request: Request, encoding: HarmonyEncoding, owner: object
     ) -> None:
         self._thread = thread
-        self._owner = owner  # which closes the thread when nobody refers to it
+        self._owner = owner  # a reference: the LLM closes the thread when it is garbage-collected
         self._request = request
         samples = range(request.sampling.n if thread is not None else 0)
-        self._readers = [SampleEvents(request, sample, encoding) for sample in samples]
+        stop = request.sampling.stop
+        self._readers = [SampleReader(encoding, request.id, sample, stop) for sample in samples]
         self._finished: dict[int, Sample] = {}
         self._waiting: deque[StreamEvent] = deque()
         self._open = True
@@ -42,13 +41,13 @@ class _Events:
 
     @property
     def generation(self) -> Generation:
-        """The samples that are finished; all of them once the stream has ended."""
+        """The samples that are finished so far; all of them once the stream has ended."""
         samples = [self._finished[index] for index in sorted(self._finished)]
         return Generation(self._request.id, self._request.prompt, samples)
 
-    def _take(self, updates: Sequence[Update]) -> None:
+    def _read(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            for event in self._readers[update.sample].take(update):
+            for event in self._readers[update.sample].read(update):
                 if isinstance(event, Finished):
                     self._finished[event.sample] = event.result
                 self._waiting.append(event)
@@ -65,7 +64,7 @@ class _Events:
 
 
 class Stream(_Events, Iterator[StreamEvent]):
-    """The events of a request, as they come. Closing it, or leaving its ``with`` block, ends the request."""
+    """An iterator over the events of a request. Closing it, or leaving its ``with`` block, cancels it."""
 
     def __init__(
         self, thread: EngineThread | None, request: Request, encoding: HarmonyEncoding, owner: object = None
@@ -80,22 +79,20 @@ class Stream(_Events, Iterator[StreamEvent]):
             if self._is_over():
                 raise StopIteration
             try:
-                self._take(self._mailbox.get())
+                self._read(self._mailbox.get())
             except BaseException:
                 self._end()
                 raise
         return self._waiting.popleft()
 
     def close(self) -> None:
-        """Ends the request, if it is not finished; the stream ends with it."""
+        """Ends the stream. Cancels the request if it is not finished."""
         self._end()
 
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def __del__(self) -> None:
@@ -104,7 +101,7 @@ class Stream(_Events, Iterator[StreamEvent]):
 
 
 class AsyncStream(_Events, AsyncIterator[StreamEvent]):
-    """As `Stream`, for the event loop it was made in. Cancelling the task that waits ends the request."""
+    """Like `Stream`, for the event loop it is made in. Cancelling the waiting task cancels the request."""
 
     def __init__(
         self, thread: EngineThread | None, request: Request, encoding: HarmonyEncoding, owner: object = None
@@ -119,22 +116,20 @@ class AsyncStream(_Events, AsyncIterator[StreamEvent]):
             if self._is_over():
                 raise StopAsyncIteration
             try:
-                self._take(await self._mailbox.get())
+                self._read(await self._mailbox.get())
             except BaseException:
                 self._end()
                 raise
         return self._waiting.popleft()
 
     async def aclose(self) -> None:
-        """Ends the request, if it is not finished; the stream ends with it."""
+        """Ends the stream. Cancels the request if it is not finished."""
         self._end()
 
     async def __aenter__(self) -> AsyncStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._end()
 
     def __del__(self) -> None:

@@ -1,12 +1,12 @@
-"""The conversation of a model with the functions it calls."""
+"""The conversation between a model and the functions that it calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gptoss_jax.llm.answer import text_of
-from gptoss_jax.llm.results import Generation, ToolCall, ToolRun
+from gptoss_jax.answers import ToolCall, text_of
+from gptoss_jax.llm.results import Generation, ToolRun
 from harmony import Author, Conversation, HarmonyError, Message, Role, TextContent
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ToolLoop:
-    """The state between rounds: what was said, and what the model is to be asked next."""
+    """The conversation between rounds."""
 
     def __init__(self, conversation: Conversation, encoding: HarmonyEncoding) -> None:
         self._messages = list(conversation.messages)
@@ -23,11 +23,11 @@ class ToolLoop:
 
     @property
     def conversation(self) -> Conversation:
-        """Everything said so far."""
+        """All messages so far."""
         return Conversation(messages=list(self._messages))
 
-    def take(self, generation: Generation) -> Sequence[ToolCall]:
-        """Adds what the model said. Its calls, which want results: none if it gave its answer."""
+    def add_answer(self, generation: Generation) -> Sequence[ToolCall]:
+        """Adds the model's messages. Returns the calls that need results; none if the model answered."""
         self._rounds += 1
         sample = generation.sample
         for message in sample.messages:
@@ -37,18 +37,18 @@ class ToolLoop:
             return ()
         return [ToolCall(c.id, c.name, c.arguments, self._renderable(c.message)) for c in sample.tool_calls]
 
-    def add(self, result: Message) -> None:
+    def add_result(self, result: Message) -> None:
         """Adds the result of a call."""
         self._messages.append(result)
 
     def finish(self, generation: Generation) -> ToolRun:
-        """What came of it."""
+        """The result, after the last round."""
         return ToolRun(self.conversation, generation, self._rounds)
 
     def _renderable(self, message: Message) -> Message:
-        """The message, or if its header cannot stand in a prompt, one with the same text that can.
+        """The message, or one with the same text and a valid header if its own cannot be rendered.
 
-        Models can sample any header, and one such must not end the conversation.
+        A model can sample any header. An invalid one must not end the conversation.
         """
         try:
             self._encoding.render(message)

@@ -1,0 +1,37 @@
+"""Parses completions into samples: reasoning, preamble, text, tool calls, usage and log-probabilities.
+
+`read_sample` parses a finished completion, and `SampleReader` one that is still being generated. Both run the
+same code, so the events of a stream add up to the sample of the finished completion.
+"""
+
+from gptoss_jax.answers.events import (
+    Finished,
+    PreambleDelta,
+    ReasoningDelta,
+    StreamEvent,
+    TextDelta,
+    ToolCallReady,
+)
+from gptoss_jax.answers.messages import Kind, kind_of, text_of
+from gptoss_jax.answers.reader import SampleReader, read_sample
+from gptoss_jax.answers.sample import AnswerReason, Sample, ScoredToken, ToolCall, Usage, usage_of
+
+__all__ = [
+    "AnswerReason",
+    "Finished",
+    "Kind",
+    "PreambleDelta",
+    "ReasoningDelta",
+    "Sample",
+    "SampleReader",
+    "ScoredToken",
+    "StreamEvent",
+    "TextDelta",
+    "ToolCall",
+    "ToolCallReady",
+    "Usage",
+    "kind_of",
+    "read_sample",
+    "text_of",
+    "usage_of",
+]

@@ -1,0 +1,268 @@
+"""Turns the tokens of a completion into the events of a stream, and into a `Sample`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gptoss_jax.answers.events import (
+    Delta,
+    Finished,
+    PreambleDelta,
+    ReasoningDelta,
+    StreamEvent,
+    TextDelta,
+    ToolCallReady,
+)
+from gptoss_jax.answers.messages import Kind, count_reasoning, kind_of, text_of
+from gptoss_jax.answers.sample import AnswerReason, Sample, ScoredToken, ToolCall, Usage, call_id
+from gptoss_jax.engine.request import Update
+from harmony import (
+    ContentDelta,
+    Cursor,
+    Message,
+    MessageFinished,
+    MessageStarted,
+    RecoveringParser,
+    TextContent,
+)
+from harmony.openai_formats import called_function
+
+if TYPE_CHECKING:
+    from gptoss_jax.engine.request import Completion, TokenLogprobs
+    from harmony import Diagnostic, HarmonyEncoding
+    from harmony.events import Event
+
+_DELTAS: dict[Kind, type[Delta]] = {
+    "reasoning": ReasoningDelta,
+    "preamble": PreambleDelta,
+    "text": TextDelta,
+}
+
+
+def read_sample(completion: Completion, encoding: HarmonyEncoding) -> Sample:
+    """Parses a finished completion. Malformed harmony is recovered and never raises."""
+    reader = SampleReader(encoding, completion.id, completion.sample)
+    whole = Update(completion.id, completion.sample, completion.tokens, completion.logprobs, completion)
+    finished = reader.read(whole)[-1]
+    assert isinstance(finished, Finished)
+    return finished.result
+
+
+@dataclasses.dataclass
+class _OpenMessage:
+    """The message whose content is being read.
+
+    number: its index in `Sample.messages`.
+    kind: as in `kind_of`.
+    length: how many characters its text has so far.
+    emitted: how many of them were in events.
+    held: the text after those, in pieces.
+    tokens: the tokens that were in no event yet, each with the number of characters before it.
+    """
+
+    number: int
+    kind: Kind | None
+    length: int = 0
+    emitted: int = 0
+    held: list[str] = dataclasses.field(default_factory=list)
+    tokens: list[tuple[int, ScoredToken]] = dataclasses.field(default_factory=list)
+
+
+class SampleReader:
+    """Turns the updates of one sample into events. The last event, `Finished`, carries the `Sample`.
+
+    Text that may begin a stop string is held back until the next tokens decide. The texts of the sample are
+    joined from the texts of the events, so the two cannot differ.
+    """
+
+    def __init__(
+        self, encoding: HarmonyEncoding, request_id: str, sample: int = 0, stop: Sequence[str] = ()
+    ) -> None:
+        """A reader at the start of a completion.
+
+        Args:
+            encoding: decodes the tokens.
+            request_id: the request's id, from which call ids are made.
+            sample: which of the request's samples to read.
+            stop: the request's stop strings. Text that may begin one of them is held back.
+        """
+        self._encoding = encoding
+        self._request_id = request_id
+        self._sample = sample
+        self._stop = stop
+        self._parser = RecoveringParser(encoding)
+        self._cursor = Cursor(encoding)
+        self._open: _OpenMessage | None = None
+        self._texts: dict[Kind, list[str]] = {kind: [] for kind in _DELTAS}  # the texts of the events
+        self._calls: list[ToolCall] = []
+        self._text_tokens: list[list[ScoredToken]] = []  # for each message
+        self._holds_all = False  # True for the last tokens, which may contain text after the stop string
+
+    def read(self, update: Update) -> list[StreamEvent]:
+        """Returns the events of an update, possibly none."""
+        if update.completion is None:
+            return _merged(self._feed(update.tokens, update.logprobs))
+        return _merged(self._finish(update, update.completion))
+
+    def _feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Iterator[StreamEvent]:
+        if logprobs is None:
+            for event in self._parser.feed(tokens):
+                yield from self._translate(event)
+            return
+        for token, scores in zip(tokens, logprobs, strict=False):
+            is_content = self._cursor.take(token)
+            if is_content and self._open is not None and self._open.kind in ("text", "preamble"):
+                self._open.tokens.append((self._open.length, ScoredToken(token, scores)))
+            for event in self._parser.feed([token]):
+                yield from self._translate(event)
+
+    def _translate(self, event: Event) -> Iterator[StreamEvent]:
+        if isinstance(event, MessageStarted):
+            header = Message(author=event.author, channel=event.channel, recipient=event.recipient)
+            self._open = _OpenMessage(event.number, kind_of(header))
+            self._text_tokens.append([])
+        elif isinstance(event, ContentDelta) and self._open is not None:
+            self._open.held.append(event.text)
+            self._open.length += len(event.text)
+            if not self._holds_all:
+                yield from self._emit(self._open, _may_begin("".join(self._open.held), self._stop))
+        elif isinstance(event, MessageFinished) and self._open is not None:
+            yield from self._emit(self._open)
+            if self._open.kind == "call":
+                call = ToolCall(
+                    id=call_id(self._request_id, self._sample, len(self._calls)),
+                    name=called_function(event.message) or "",
+                    arguments=text_of(event.message),
+                    message=event.message,
+                )
+                self._calls.append(call)
+                yield ToolCallReady(self._sample, call, event.number)
+            self._open = None
+
+    def _emit(self, message: _OpenMessage, keep: int = 0) -> Iterator[StreamEvent]:
+        """Yields the text of a message that was held back, without its last `keep` characters."""
+        held = "".join(message.held)
+        end = len(held) - keep
+        text, message.held = held[:end], [held[end:]]
+        is_first, message.emitted = not message.emitted, message.emitted + len(text)
+        if not text or message.kind is None or message.kind == "call":
+            return
+        tokens = [scored for start, scored in message.tokens if start < message.emitted]
+        del message.tokens[: len(tokens)]
+        self._text_tokens[message.number] += tokens
+        texts = self._texts[message.kind]
+        separator = "\n\n" if is_first and texts else ""
+        texts.append(separator + text)
+        delta = _DELTAS[message.kind]
+        yield delta(self._sample, separator + text, message.number, separator, tuple(tokens))
+
+    def _finish(self, update: Update, completion: Completion) -> Iterator[StreamEvent]:
+        has_stop_token = _ends_in_stop_token(completion, self._encoding)
+        tokens = update.tokens[:-1] if has_stop_token else update.tokens
+        self._holds_all = completion.stop is not None
+        last = len(tokens) - 1 if self._holds_all and tokens else len(tokens)
+        scores = update.logprobs
+        yield from self._feed(tokens[:last], scores and scores[:last])
+        before_last = self._open.length if self._open is not None else 0
+        yield from self._feed(tokens[last:], scores and scores[last:])
+        before_end, cut = self._parser.completion, self._open
+        self._holds_all = True
+        ending = self._parser.finish()
+        parsed = self._parser.completion
+        if completion.stop is not None and cut is not None:
+            message = parsed.messages[cut.number]
+            text = text_of(message)
+            end = max(_find_stop(text, completion.stop, before_last), cut.emitted)
+            parsed.messages[cut.number] = message.model_copy(
+                update={"content": [TextContent(text=text[:end])]}
+            )
+        for event in ending:
+            if isinstance(event, MessageFinished) and self._open is not None:  # it was cut: no tool call
+                kept = len(text_of(parsed.messages[event.number]))
+                yield from self._emit(self._open, self._open.length - kept)
+                self._open = None
+            else:
+                yield from self._translate(event)
+        by_model = completion.finish_reason == "stop" and completion.stop is None
+        diagnostics = (parsed if by_model and not has_stop_token else before_end).diagnostics
+        sample = self._result(completion, parsed.messages, diagnostics)
+        yield Finished(self._sample, sample)
+
+    def _result(
+        self, completion: Completion, messages: list[Message], diagnostics: list[Diagnostic]
+    ) -> Sample:
+        reason: AnswerReason = completion.finish_reason
+        if reason == "stop" and completion.grammar_complete is False:
+            reason = "length"
+        elif reason == "stop" and self._calls:
+            reason = "tool_calls"
+        return Sample(
+            index=self._sample,
+            tokens=completion.tokens,
+            messages=messages,
+            text="".join(self._texts["text"]),
+            reasoning="".join(self._texts["reasoning"]),
+            preamble="".join(self._texts["preamble"]),
+            tool_calls=self._calls,
+            finish_reason=reason,
+            stop=completion.stop,
+            diagnostics=diagnostics,
+            logprobs=completion.logprobs,
+            text_tokens=None if completion.logprobs is None else self._text_tokens,
+            complete=completion.grammar_complete,
+            usage=Usage(
+                prompt_tokens=completion.prompt_tokens,
+                cached_tokens=completion.cached_tokens,
+                generated_tokens=len(completion.tokens),
+                reasoning_tokens=count_reasoning(completion.tokens, self._encoding),
+            ),
+            request_id=self._request_id,
+        )
+
+
+def _merged(events: Iterable[StreamEvent]) -> list[StreamEvent]:
+    """The events, with consecutive deltas of one message merged."""
+    merged: list[StreamEvent] = []
+    for number, group in itertools.groupby(events, _delta_of):
+        if number is None:
+            merged += group
+            continue
+        first, *others = deltas = [event for event in group if isinstance(event, Delta)]
+        if others:
+            text = "".join(delta.text for delta in deltas)
+            tokens = tuple(scored for delta in deltas for scored in delta.tokens)
+            first = dataclasses.replace(first, text=text, tokens=tokens)
+        merged.append(first)
+    return merged
+
+
+def _delta_of(event: StreamEvent) -> int | None:
+    """The index of the message that a delta belongs to; None for other events."""
+    return event.message if isinstance(event, Delta) else None
+
+
+def _may_begin(text: str, stops: Sequence[str]) -> int:
+    """The length of the longest suffix of the text that is a prefix of a stop string; 0 for none."""
+    longest = max((len(stop) for stop in stops), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[len(text) - length :]) for stop in stops):
+            return length
+    return 0
+
+
+def _find_stop(text: str, stop: str, before: int) -> int:
+    """Where the stop string begins that ends after the first `before` characters of the text."""
+    at = text.find(stop, max(0, before - len(stop) + 1))
+    if at < 0:
+        at = text.find(stop)
+    return at if at >= 0 else len(text)
+
+
+def _ends_in_stop_token(completion: Completion, encoding: HarmonyEncoding) -> bool:
+    """True if the last token is one of the request's `stop_token_ids`, which is not part of the text."""
+    if completion.finish_reason != "stop" or completion.stop is not None or not completion.tokens:
+        return False
+    return completion.tokens[-1] not in (*encoding.stop_tokens(), encoding.end_of_text)

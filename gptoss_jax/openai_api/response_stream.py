@@ -1,0 +1,190 @@
+"""The events of a sample that is being generated → the events of a response's stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from gptoss_jax.answers import Finished, PreambleDelta, ReasoningDelta, ToolCallReady, kind_of
+from gptoss_jax.openai_api.logprobs import logprob_entries
+from gptoss_jax.openai_api.output_items import with_status
+from harmony import Message, Role
+
+if TYPE_CHECKING:
+    from gptoss_jax.answers import Sample, ScoredToken, StreamEvent
+    from gptoss_jax.answers.events import Delta
+    from gptoss_jax.openai_api.errors import ApiError
+    from gptoss_jax.openai_api.response_object import ResponseMaker
+
+Event = dict[str, Any]
+
+
+class ResponseStream:
+    """Makes the events of one response, in the published order, each with the next `sequence_number`.
+
+    The items of `response.output_item.done`, and the output of the last event, are those of the response that
+    is no stream. A call comes whole, in one delta. An item is done when the next one begins or the sample has
+    ended, since only then is it known whether the sample was cut in it.
+    """
+
+    def __init__(self, maker: ResponseMaker) -> None:
+        self._maker = maker
+        self._items = maker.item_maker
+        self._number = 0
+        self._done: list[dict[str, Any]] = []
+        self._open: _OpenItem | None = None
+        self._calls: set[int] = set()  # the numbers of the messages whose calls were streamed
+
+    def start(self) -> list[Event]:
+        """The events before there is any output."""
+        kinds = ("response.created", "response.in_progress")
+        return [self._event(kind, response=self._maker.unfinished("in_progress")) for kind in kinds]
+
+    def add(self, event: StreamEvent) -> list[Event]:
+        """The events of an event of the sample."""
+        if isinstance(event, Finished):
+            return self._finish(event.result)
+        if isinstance(event, ToolCallReady):
+            return self._call(event.call.message, event.message)
+        return self._delta(event)
+
+    def fail(self, error: ApiError) -> list[Event]:
+        """The last events of a request on which the engine failed."""
+        response = self._maker.failed(error, self._done)
+        return [
+            self._event("error", code="server_error", message=str(error), param=None),
+            self._event("response.failed", response=response),
+        ]
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event
+
+    def _delta(self, delta: Delta) -> list[Event]:
+        is_reasoning = isinstance(delta, ReasoningDelta)
+        events: list[Event] = []
+        if self._open is None or self._open.number != delta.message:
+            channel = _CHANNELS.get(type(delta), "final")
+            message = _message_of(delta.text, channel)
+            if not self._items.is_shown(message):
+                return []
+            events += self._close()
+            events += self._begin(message, delta.message)
+        assert self._open is not None
+        text = delta.text[len(delta.separator) :]
+        self._open.texts.append(text)
+        self._open.tokens += delta.tokens
+        if is_reasoning:
+            if self._items.with_reasoning:
+                events.append(
+                    self._event("response.reasoning_text.delta", **self._open.part_place(), delta=text)
+                )
+            return events
+        logprobs = logprob_entries(delta.tokens, self._maker.encoding)
+        place = self._open.part_place()
+        events.append(self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs))
+        return events
+
+    def _begin(self, message: Message, number: int) -> list[Event]:
+        """The events with which the item of a message begins."""
+        index = len(self._done)
+        item = self._items.item(message, number)
+        item["status"] = "in_progress"
+        item.pop("encrypted_content", None)
+        if kind_of(message) == "call":
+            item["arguments"] = ""
+        if "content" in item:
+            item["content"] = []
+        self._open = _OpenItem(message, number, item["id"], index)
+        events = [self._event("response.output_item.added", output_index=index, item=item)]
+        if "content" in item:
+            part = _part(message, "")
+            events.append(self._event("response.content_part.added", **self._open.part_place(), part=part))
+        return events
+
+    def _call(self, message: Message, number: int) -> list[Event]:
+        """The events of a call but for the last one."""
+        self._calls.add(number)
+        events = self._close() + self._begin(message, number)
+        assert self._open is not None
+        whole, place = self._items.item(message, number), self._open.place()
+        kind, arguments = "response.function_call_arguments", whole["arguments"]
+        return [
+            *events,
+            self._event(f"{kind}.delta", **place, delta=arguments),
+            self._event(f"{kind}.done", **place, name=whole["name"], arguments=arguments),
+        ]
+
+    def _finish(self, sample: Sample) -> list[Event]:
+        events: list[Event] = []
+        for number, message in enumerate(sample.messages):
+            if kind_of(message) == "call" and number not in self._calls:  # it was cut short
+                events += self._call(message, number)
+        events += self._close(sample)
+        response = self._maker.ended(sample, with_status(self._done, sample))
+        return [*events, self._event(f"response.{response['status']}", response=response)]
+
+    def _close(self, sample: Sample | None = None) -> list[Event]:
+        """The events with which the open item ends, if there is one; `sample` if that has ended."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        message, events = item.message, []
+        if kind_of(message) != "call":
+            message = _message_of("".join(item.texts), message.channel)
+            events = self._part_done(message, item)
+        whole = self._items.item(message, item.number, item.tokens)
+        self._done.append(whole)
+        if sample is not None:
+            with_status(self._done, sample)
+        events.append(self._event("response.output_item.done", output_index=item.index, item=whole))
+        return events
+
+    def _part_done(self, message: Message, item: _OpenItem) -> list[Event]:
+        text = "".join(item.texts)
+        place = item.part_place()
+        if kind_of(message) == "reasoning":
+            if not self._items.with_reasoning:
+                return []
+            events = [self._event("response.reasoning_text.done", **place, text=text)]
+            part = _part(message, text)
+        else:
+            logprobs = logprob_entries(item.tokens, self._maker.encoding)
+            events = [self._event("response.output_text.done", **place, text=text, logprobs=logprobs)]
+            part = {**_part(message, text), "logprobs": logprobs}
+        return [*events, self._event("response.content_part.done", **place, part=part)]
+
+
+@dataclasses.dataclass
+class _OpenItem:
+    """The item that is being streamed: its message as far as it is known, and the message's number."""
+
+    message: Message
+    number: int
+    id: str
+    index: int
+    texts: list[str] = dataclasses.field(default_factory=list)
+    tokens: list[ScoredToken] = dataclasses.field(default_factory=list)
+
+    def place(self) -> dict[str, Any]:
+        """What events say of where they belong."""
+        return {"item_id": self.id, "output_index": self.index}
+
+    def part_place(self) -> dict[str, Any]:
+        """The same for the item's only part."""
+        return {**self.place(), "content_index": 0}
+
+
+def _message_of(text: str, channel: str | None) -> Message:
+    message = Message.from_role_and_content(Role.ASSISTANT, text)
+    return message if channel is None else message.with_channel(channel)
+
+
+def _part(message: Message, text: str) -> dict[str, Any]:
+    if kind_of(message) == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+_CHANNELS: dict[type[Delta], str] = {ReasoningDelta: "analysis", PreambleDelta: "commentary"}
