@@ -12,12 +12,15 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gptoss_jax.engine import RequestError, SamplingParams
     from gptoss_jax.engine.request import ChannelLimit
     from gptoss_jax.llm import LLM, Generation, Sample
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # no output unless a program asks for it
 
 _HOMES = {
     "LLM": "gptoss_jax.llm",
@@ -36,7 +39,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name at its first use: the commands that need no JAX should not wait for it."""
+    """Imports a name at its first use, so that commands without JAX do not wait for it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

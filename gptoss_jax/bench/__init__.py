@@ -1,1 +1,1 @@
-"""Measurements: what is compared, how it is timed, and how the outcome is printed."""
+"""Benchmarks: comparisons, timing, and printed results."""

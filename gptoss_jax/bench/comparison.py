@@ -1,53 +1,54 @@
-"""Two implementations of the same work, timed in turns, and the table of how they compare."""
+"""Times two implementations of the same work in turns, and prints a table that compares them."""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Measured = TypeVar("Measured")
 
 
 class BenchError(Exception):
-    """A benchmark cannot run, or the two sides do not do the same. The message is one line."""
+    """A benchmark cannot run, or the two sides give different results. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the two sides took for one piece of work, round by round, in seconds."""
+    """The seconds that both sides took for one piece of work, round by round."""
 
     work: str
     data: str
     ours: Sequence[float]
     theirs: Sequence[float]
     target: float | None = None
-    """How many times faster this side should be."""
+    """How many times faster `ours` should be; None: no target."""
 
     @property
     def ratio(self) -> float:
-        """How many times faster this side is, by the medians."""
+        """How many times faster `ours` is, by the medians."""
         return statistics.median(self.theirs) / statistics.median(self.ours)
 
     @property
     def ratios(self) -> list[float]:
-        """The same for each round."""
+        """How many times faster `ours` is, for each round."""
         return [theirs / ours for ours, theirs in zip(self.ours, self.theirs, strict=True)]
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met, and if not by how much it is missed."""
+        """Says whether the target is met, and if not, by how much it is missed; empty without a target."""
         if self.target is None:
             return ""
         if self.ratio >= self.target:
             return f"{self.target:g}x holds"
         return f"{self.target:g}x missed by {1 - self.ratio / self.target:.0%}"
 
-    def as_json(self) -> dict[str, Any]:
-        """All that is known, as JSON data."""
+    def as_json(self) -> dict[str, object]:
+        """The comparison as JSON data."""
         return {
             "work": self.work,
             "data": self.data,
@@ -61,8 +62,20 @@ class Comparison:
         }
 
 
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Leaves what lives now out of the collections that `cpu_seconds` asks for, which else take longer than
+    short work in a process with many objects."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """The CPU time of one call: on a shared machine it varies less than the time on the wall."""
+    """CPU seconds of one call. On a shared machine they vary less than wall-clock time."""
     gc.collect()
     start = time.process_time()
     work()
@@ -72,7 +85,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def in_turns(
     rounds: int, ours: Callable[[], Measured], theirs: Callable[[], Measured]
 ) -> tuple[list[Measured], list[Measured]]:
-    """Both sides' measurements; they take turns in going first, so that no drift favours one."""
+    """Measures both sides `rounds` times. They alternate in going first, so that drift favours neither."""
     measured: tuple[list[Measured], list[Measured]] = ([], [])
     for number in range(rounds):
         for side in (0, 1) if number % 2 == 0 else (1, 0):
@@ -80,8 +93,16 @@ def in_turns(
     return measured
 
 
+def same(what: str, ours: object, theirs: object) -> None:
+    """Raises BenchError unless the two are equal."""
+    if ours != theirs:
+        raise BenchError(f"{what} differs between the two sides: nothing was measured")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under a head, columns aligned, numbers to the right."""
+    """A text table: a head and rows, with aligned columns, the first
+    two to the left and numbers to the right.
+    """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):
@@ -94,7 +115,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    """One line per comparison: medians in milliseconds, ratio, its lowest and highest round, the target."""
+    """A table with one line per comparison: medians in milliseconds,
+    ratio, lowest and highest ratio, target.
+    """
     rows = [
         (
             row.work,

@@ -1,4 +1,4 @@
-"""Conversations to measure with: as long as asked for, always the same, no two messages alike.
+"""Conversations for benchmarks: of any length, reproducible, and with no two equal messages.
 
 They are JSON data, so that every harmony library can read them.
 """
@@ -64,9 +64,9 @@ _CODE = (
 
 
 def conversation(messages: int, words: int, seed: int = 0) -> Json:
-    """So many messages of about so many words, tool calls and their results among them.
+    """A conversation of `messages` messages with about `words` words each, including tool calls and results.
 
-    The first two are the system and the developer message, the last one is a final answer.
+    The first two are the system and the developer message; the last one is a final answer.
     """
     random = Random(seed)
     said = [_system(), _developer(random, words)]

@@ -1,4 +1,7 @@
-"""`harmony` against openai-harmony 0.0.8: the same input in the same run, equal output asserted first."""
+"""`harmony` against openai-harmony 0.0.8, on the same input in the same run.
+
+Both must give the same output.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import importlib
 import importlib.metadata
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,48 +22,62 @@ from typing import Any
 
 import harmony
 from harmony import vocabulary
+from harmony.text_encoder import WARM_UP
 
-from .comparison import BenchError, Comparison, comparison_table, cpu_seconds, in_turns, table
+from . import text_encoding
+from .comparison import BenchError, Comparison, comparison_table, cpu_seconds, frozen_heap, in_turns, same
 from .conversations import conversation
 
 KNOWN_VERSION = "0.0.8"
 CONVERSATIONS = {"short": (200, 28), "long": (500, 442)}
-"""Messages and words a message: about 13,000 and 369,000 tokens."""
+"""Name → number of messages, and of words per message. They have about 13,000 and 369,000 tokens."""
 
-RENDER_TARGET, STREAM_TARGET, LOAD_TARGET = 1.5, 2.0, 5.0
-
-RUNS = {
-    "'a' n times": lambda n: "a" * n,
-    "n spaces, then x": lambda n: " " * n + "x",
-    "n line breaks, then x": lambda n: "\n" * n + "x",
-    "'!' n times": lambda n: "!" * n,
-    "'中' n times": lambda n: "中" * n,
-}
-RUN_SIZES = [31_250 * 2**doubling for doubling in range(7)]  # up to two million
-"""0.0.8 is only shown the first: it is quadratic on "a", and its process dies of a million spaces."""
+RENDER_TARGET, STREAM_TARGET = 1.5, 2.0
+IMPORT_TARGET, DECODED_TARGET, ENCODED_TARGET = 1.0, 3.0, 1.5
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the benchmark found."""
+    """The results of the benchmark."""
 
     conversations: dict[str, int]
-    """Their tokens."""
+    """Name → number of tokens."""
     comparisons: list[Comparison]
-    runs: list[tuple[str, list[float], float]]
-    """A long run's name, the seconds of each size, and the known library's at the smallest."""
+    """Rendering, parsing, streaming and loading, against openai-harmony."""
+    ordinary: list[Comparison]
+    """Encoding of ordinary texts, against plain tiktoken."""
+    runs: list[text_encoding.Run]
+    """Encoding of long runs of one character."""
+    mixtures: list[text_encoding.Mixtures]
+    """Encoding of mixtures of runs, against plain tiktoken."""
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON data."""
         runs = [
-            {"text": name, "sizes": RUN_SIZES, "ours_seconds": ours, "theirs_seconds_at_the_first": theirs}
-            for name, ours, theirs in self.runs
+            {
+                "text": run.name,
+                "sizes": text_encoding.RUN_SIZES,
+                "ours_seconds": run.ours,
+                "theirs_seconds_at_the_first": run.known,
+            }
+            for run in self.runs
+        ]
+        mixtures = [
+            {
+                "period": row.period,
+                "pairs": row.pairs,
+                "ours_seconds_a_character": row.ours,
+                "tiktoken_seconds_a_character": row.plain,
+            }
+            for row in self.mixtures
         ]
         return {
             "against": f"openai-harmony {KNOWN_VERSION}",
             "tokens": self.conversations,
             "comparisons": [row.as_json() for row in self.comparisons],
+            "encoding_against_tiktoken": [row.as_json() for row in self.ordinary],
             "long_runs": runs,
+            "mixtures": mixtures,
         }
 
     def __str__(self) -> str:
@@ -72,40 +88,45 @@ class Report:
                 f"harmony against openai-harmony {KNOWN_VERSION}: equal output, then CPU time, medians of "
                 f"{rounds} rounds in turns\n{sizes}",
                 comparison_table(self.comparisons),
+                "Encoding ordinary text against plain tiktoken: equal tokens, then as above\n"
+                + comparison_table(self.ordinary),
                 "Encoding long runs, milliseconds (growth: of the time per character; 1 or less is linear)\n"
-                + self._run_table(),
+                + text_encoding.run_table(self.runs),
+                "Encoding mixtures of runs, all ordered pairs of character classes: equal tokens, then "
+                "nanoseconds a character\n" + text_encoding.mixture_table(self.mixtures),
             ]
         )
 
-    def _run_table(self) -> str:
-        head = ["text", "", *(f"{size:,}" for size in RUN_SIZES), f"0.0.8 at {RUN_SIZES[0]:,}", "growth"]
-        rows = []
-        for name, ours, theirs in self.runs:
-            # The largest three sizes against the three before.
-            per_character = [seconds / size for seconds, size in zip(ours, RUN_SIZES, strict=True)]
-            growth = statistics.median(per_character[-3:]) / statistics.median(per_character[-6:-3])
-            rows.append([name, "", *(f"{s * 1e3:.3g}" for s in ours), f"{theirs * 1e3:.3g}", f"{growth:.2f}"])
-        return table(head, rows)
-
 
 def run(rounds: int) -> Report:
-    """Compares and times everything. Raises BenchError."""
-    with known_library() as (known, environment):
+    """Compares the outputs of both sides and times them, `rounds` times. Raises BenchError."""
+    with known_library() as (known, environment), frozen_heap():
         sides = Sides(known)
         comparisons: list[Comparison] = []
         tokens = {}
         for name, (messages, words) in CONVERSATIONS.items():
             tokens[name], rows = compare_conversation(sides, name, conversation(messages, words), rounds)
             comparisons += rows
-        comparisons += compare_loading(sides, rounds, environment)
-        return Report(tokens, comparisons, [time_run(sides, name) for name in RUNS])
+        comparisons += compare_loading(rounds, environment)
+        plain = text_encoding.plain_tiktoken()
+        return Report(
+            tokens,
+            comparisons,
+            text_encoding.compare_ordinary(sides.encoding, plain, rounds),
+            [
+                text_encoding.time_run(sides.encoding, sides.known_encoding, name)
+                for name in text_encoding.RUNS
+            ],
+            [text_encoding.time_mixtures(sides.encoding, plain, period) for period in text_encoding.PERIODS],
+        )
 
 
 @contextmanager
 def known_library() -> Iterator[tuple[ModuleType, dict[str, str]]]:
-    """openai-harmony, reading its vocabulary from a folder written from this package, and that setting.
+    """openai-harmony, and the environment variables with which it loads in other processes.
 
-    Raises BenchError if it is not installed, or in another version.
+    It reads its vocabulary from a temporary folder, so it needs no network. Raises BenchError if it is not
+    installed, or in another version.
     """
     needed = (
         f"this benchmark needs openai-harmony {KNOWN_VERSION} (pip install openai-harmony=={KNOWN_VERSION})"
@@ -133,24 +154,20 @@ def known_library() -> Iterator[tuple[ModuleType, dict[str, str]]]:
 
 
 class Sides:
-    """The two libraries and their encodings."""
+    """openai-harmony (`known`), and the encodings of both libraries."""
 
     def __init__(self, known: ModuleType) -> None:
         self.known = known
         self.known_encoding = known.load_harmony_encoding("HarmonyGptOss")
         self.encoding = harmony.load_harmony_encoding()
-
-
-def same(what: str, ours: object, theirs: object) -> None:
-    """Raises BenchError unless the two are equal."""
-    if ours != theirs:
-        raise BenchError(f"{what} differs between harmony and openai-harmony: nothing was measured")
+        # Fresh processes show what is encoded before tiktoken is made; here it has been.
+        self.encoding.encode_ordinary(" warm" * WARM_UP)
 
 
 def compare_conversation(
     sides: Sides, name: str, data: dict[str, Any], rounds: int
 ) -> tuple[int, list[Comparison]]:
-    """Rendering, parsing and streaming of one conversation; also the number of its tokens."""
+    """The number of tokens of one conversation, and the times of rendering, parsing and streaming it."""
     text = json.dumps(data)
     ours, theirs = sides.encoding, sides.known_encoding
     our_messages = harmony.Conversation.from_json(text)
@@ -167,7 +184,8 @@ def compare_conversation(
     def feed(steps: Sequence[Sequence[int]]) -> list[str]:
         return fed(harmony.RecoveringParser(ours, None), steps)
 
-    # As tuples, which the garbage collector stops visiting: these steps are no part of the work.
+    # Tuples of integers, which the garbage collector need not visit: making the steps is not part of the
+    # work.
     one_by_one, by_eight = (
         [tuple(tokens[i : i + size]) for i in range(0, len(tokens), size)] for size in (1, 8)
     )
@@ -208,7 +226,7 @@ def compare_conversation(
 
 
 def processed(parser: Any, tokens: Sequence[int]) -> list[str]:
-    """The deltas that either library's `StreamableParser` shows after each token."""
+    """The deltas of a `StreamableParser` of either library, one for each token that adds text."""
     deltas = []
     for token in tokens:
         parser.process(token)
@@ -219,7 +237,7 @@ def processed(parser: Any, tokens: Sequence[int]) -> list[str]:
 
 
 def fed(parser: harmony.RecoveringParser, steps: Sequence[Sequence[int]]) -> list[str]:
-    """The deltas among the events of the tokens of each step of a sampling loop."""
+    """The deltas among the events of a parser that is fed the tokens of one step after another."""
     delta = harmony.ContentDelta
     deltas = []
     for tokens in steps:
@@ -231,51 +249,72 @@ def fed(parser: harmony.RecoveringParser, steps: Sequence[Sequence[int]]) -> lis
 
 _FRESH = """
 import json, sys, time
-library, text = sys.argv[1], sys.argv[2]
+library, work, data = sys.argv[1:]
 times = [time.process_time()]
 module = __import__(library)
 times.append(time.process_time())
 encoding = module.load_harmony_encoding("HarmonyGptOss")
+if work == "decode":
+    result = encoding.decode([13225])
+elif work == "encode":
+    result = encoding.encode("Hello")
+elif work == "render":
+    result = encoding.render_conversation(module.Conversation.from_json(open(data).read()))
+else:
+    result = encoding.parse_messages_from_completion_tokens(json.load(open(data)))
 times.append(time.process_time())
-result = encoding.encode(text) if text else encoding.decode([13225])
-times.append(time.process_time())
+if work == "parse":
+    result = [message.to_dict() for message in result]
 print(json.dumps([result, *(after - before for before, after in zip(times, times[1:]))]))
 """
 
 
-def compare_loading(sides: Sides, rounds: int, environment: dict[str, str]) -> list[Comparison]:
-    """What a load costs in a process that has loaded before, and what the first one costs in a fresh one."""
-    again = in_turns(
-        rounds,
-        partial(cpu_seconds, harmony.load_harmony_encoding),
-        partial(cpu_seconds, lambda: sides.known.load_harmony_encoding("HarmonyGptOss")),
-    )
-    rows = [Comparison("load_harmony_encoding again", "same process", *again, LOAD_TARGET)]
-    for text, work in (("", "first token decoded"), ("Hello", "first text encoded")):
-        ours, theirs = in_turns(
-            rounds,
-            partial(_fresh, "harmony", text, environment),
-            partial(_fresh, "openai_harmony", text, environment),
-        )
-        same(work, {output for output, _ in ours}, {output for output, _ in theirs})
-        if not text:
-            rows.append(_fresh_row("import", ours, theirs, slice(0, 1), None))
-            rows.append(_fresh_row("load_harmony_encoding", ours, theirs, slice(1, 2), LOAD_TARGET))
-        rows.append(_fresh_row(f"load until {work}", ours, theirs, slice(1, 3), LOAD_TARGET))
-    return rows
+def compare_loading(rounds: int, environment: dict[str, str]) -> list[Comparison]:
+    """The time until the first result, in a new process each time.
+
+    `harmony` imports its modules only when they are needed, so some of that time is not in the row "import".
+    The rows that begin with the import include all of it.
+    """
+    said = conversation(*CONVERSATIONS["short"])
+    with tempfile.TemporaryDirectory() as folder:
+        rendered, parsed = Path(folder, "conversation.json"), Path(folder, "tokens.json")
+        rendered.write_text(json.dumps(said))
+        messages = harmony.Conversation.from_json(rendered.read_text())
+        parsed.write_text(json.dumps(harmony.load_harmony_encoding().render_conversation(messages)))
+        fresh = {
+            work: in_turns(
+                rounds,
+                partial(_fresh, "harmony", work, data, environment),
+                partial(_fresh, "openai_harmony", work, data, environment),
+            )
+            for work, data in (("decode", ""), ("encode", ""), ("render", rendered), ("parse", parsed))
+        }
+    for work, (ours, theirs) in fresh.items():
+        same(f"the first {work}", [output for output, _ in ours], [output for output, _ in theirs])
+    importing, loading, both = slice(0, 1), slice(1, 2), slice(0, 2)
+    rows = [
+        ("import", "decode", importing, IMPORT_TARGET),
+        ("load until first token decoded", "decode", loading, DECODED_TARGET),
+        ("import until first token decoded", "decode", both, DECODED_TARGET),
+        ("load until first text encoded", "encode", loading, ENCODED_TARGET),
+        ("import until first text encoded", "encode", both, ENCODED_TARGET),
+        ("import until short rendered", "render", both, None),
+        ("import until short parsed", "parse", both, None),
+    ]
+    return [_fresh_row(name, *fresh[work], steps, target) for name, work, steps, target in rows]
 
 
-Fresh = tuple[str, list[float]]
+Fresh = tuple[Any, list[float]]
 
 
-def _fresh(library: str, text: str, environment: dict[str, str]) -> Fresh:
-    """In a process of its own: the output, and the seconds of importing, loading and coding."""
-    command = [sys.executable, "-c", _FRESH, library, text]
+def _fresh(library: str, work: str, data: str | Path, environment: dict[str, str]) -> Fresh:
+    """The output of a new process, and its seconds: those of the import, and those of all the rest."""
+    command = [sys.executable, "-c", _FRESH, library, work, str(data)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchError(f"a fresh process could not load {library}: {done.stderr.strip().splitlines()[-1]}")
     output, *seconds = json.loads(done.stdout)
-    return str(output), seconds
+    return output, seconds
 
 
 def _fresh_row(
@@ -283,14 +322,3 @@ def _fresh_row(
 ) -> Comparison:
     our_times, their_times = ([sum(seconds[steps]) for _, seconds in side] for side in (ours, theirs))
     return Comparison(work, "fresh process", our_times, their_times, target)
-
-
-def time_run(sides: Sides, name: str) -> tuple[str, list[float], float]:
-    """The best of three encodings of a long run at each size, and the known library's at the smallest."""
-    texts = [RUNS[name](size) for size in RUN_SIZES]
-    known = partial(sides.known_encoding.encode, texts[0], disallowed_special=())
-    same(f"the tokens of {name}", sides.encoding.encode_ordinary(texts[0]), known())
-    ours = [
-        min(cpu_seconds(partial(sides.encoding.encode_ordinary, text)) for _ in range(3)) for text in texts
-    ]
-    return name, ours, cpu_seconds(known)

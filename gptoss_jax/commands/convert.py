@@ -1,4 +1,4 @@
-"""`gptoss-jax convert`: a published checkpoint → a sharded Orbax checkpoint laid out for the kernels."""
+"""`gptoss-jax convert`: converts a published checkpoint to a sharded Orbax checkpoint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "convert",
         help="convert a published checkpoint once, to load it faster",
         description="Convert a published checkpoint (Hugging Face or original layout) to a sharded Orbax "
-        "checkpoint. A conversion that was stopped goes on where it was.",
+        "checkpoint. The same command continues a conversion that was stopped.",
         allow_abbrev=False,
     )
-    parser.add_argument("source", type=Path, metavar="SRC")
-    parser.add_argument("destination", type=Path, metavar="DST")
+    parser.add_argument("source", type=Path, metavar="SRC", help="the published checkpoint's folder")
+    parser.add_argument("destination", type=Path, metavar="DST", help="the folder of the Orbax checkpoint")
     parser.set_defaults(run=run)
 
 

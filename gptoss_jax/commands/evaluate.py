@@ -1,18 +1,18 @@
-"""`gptoss-jax eval`: measure a checkpoint."""
+"""`gptoss-jax eval`: evaluates a checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 
-from gptoss_jax.commands.options import whole_number
+from gptoss_jax.commands.options import start_jax, whole_number
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command and its options."""
     parser = commands.add_parser(
         "eval",
-        help="measure a checkpoint",
-        description="Run an evaluation and print its table.",
+        help="evaluate a checkpoint",
+        description="Run an evaluation and print a table of scores.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -31,9 +31,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    from gptoss_jax.compilation_cache import keep_compiled
     from gptoss_jax.evals import tiny
 
-    keep_compiled()
+    start_jax()
     print(tiny.run(options.checkpoint, options.count))
     return 0

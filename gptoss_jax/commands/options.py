@@ -1,13 +1,16 @@
-"""Options that several commands share, and what they mean."""
+"""Command-line options that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from gptoss_jax.commands.parsing import CommandError
 
 if TYPE_CHECKING:
     from checkpoints import Checkpoint
@@ -15,14 +18,15 @@ if TYPE_CHECKING:
     from harmony import HarmonyEncoding
 
 EFFORTS = ("low", "medium", "high")
+DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""As in `gptoss_jax.engine.options`, which takes long to import."""
+"""The same as in `gptoss_jax.engine.options`, which is slow to import."""
 
 AXES = ("data", "expert", "tensor")
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, slots: bool = False) -> None:
-    """Which model, and how it is run; with `slots` also how many requests side by side."""
+    """Adds the options for the model and the engine; `--slots` only if `slots` is True."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--checkpoint",
@@ -32,57 +36,65 @@ def add_model_options(parser: argparse.ArgumentParser, *, slots: bool = False) -
     )
     group.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16"),
-        help="what the model computes in (default: float32 on a CPU, bfloat16 elsewhere)",
+        choices=DTYPES,
+        metavar="DTYPE",
+        help="what the model computes in: float32 (default on a CPU) or bfloat16 (default elsewhere)",
     )
     group.add_argument(
         "--max-length",
         type=whole_number(2),
         metavar="N",
-        help="the longest sequence, prompt and completion together, in tokens (default: 2048)",
+        help="the longest sequence, prompt and completion together, in tokens (default: as long as memory "
+        "allows, at most the model's context; on a CPU at most 8192)",
     )
     group.add_argument(
         "--kv-dtype",
         choices=KV_DTYPES,
-        help="what keys and values are kept in (default: as --dtype); 8 bits hold more, less exactly",
+        metavar="DTYPE",
+        help=f"the dtype of cached keys and values: {', '.join(KV_DTYPES)} (default: as --dtype); 8 bits "
+        "need less memory and are less exact",
     )
     group.add_argument(
         "--memory",
         type=_number("a number of GiB above 0", lambda value: 0 < value < 2**20),
         metavar="GIB",
-        help="what may be used of each device's memory, in GiB (default: what it has)",
+        help="how much of each device's memory may be used, in GiB (default: all of it)",
     )
     group.add_argument(
         "--mesh",
         type=_mesh,
         metavar="AXES",
-        help="how the model lies on the devices, such as data=1,expert=2,tensor=4 (default: what suits it)",
+        help="how the model is split over the devices, such as data=1,expert=2,tensor=4 (default: chosen for "
+        "the model and the number of devices)",
     )
     group.add_argument(
         "--distributed",
         type=_processes,
         metavar="WHERE",
-        help="this is one of several processes that run the model together, all started with the same "
-        'command: "auto" where the cluster says which, else COORDINATOR:PORT,COUNT,INDEX',
+        help="run the model together with other processes, which are started with the same command: "
+        'COORDINATOR:PORT,COUNT,INDEX, or "auto" if the cluster tells each process its place',
     )
     if slots:
         group.add_argument(
             "--slots",
             type=whole_number(1),
             metavar="N",
-            help="requests that decode side by side (default: 32)",
+            help="sequences that decode at the same time (default: 32)",
         )
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen where the request does not say."""
-    group = parser.add_argument_group("sampling, where a request does not say")
+def add_sampling_options(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
+    """Adds the options for sampling, which a request can override, and `--date`.
+
+    `seed` says whether there is a `--seed`. Without one, no two runs draw the same.
+    """
+    group = parser.add_argument_group("sampling, unless a request sets it")
     group.add_argument(
         "--temperature",
         type=_number("a number from 0 to 2", lambda value: 0 <= value <= 2),
         default=1.0,
         metavar="T",
-        help="0 takes the likeliest token every time (default: 1)",
+        help="divides the logits; 0 always takes the likeliest token (default: 1)",
     )
     group.add_argument(
         "--top-p",
@@ -97,55 +109,111 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the most tokens to generate (default: as many as fit)",
     )
-    group.add_argument("--effort", choices=EFFORTS, help="how much the model reasons (default: medium)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all random draws (default: 0)")
+    group.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        metavar="EFFORT",
+        help="how much the model reasons: low, medium or high (default: medium)",
+    )
+    if seed:
+        group.add_argument(
+            "--seed", type=int, default=0, metavar="N", help="seed of the random numbers (default: 0)"
+        )
     parser.add_argument(
         "--date",
         type=_date,
         metavar="YYYY-MM-DD",
-        help="the current date that the model is told (default: today)",
+        help="the current date in the system message (default: today)",
+    )
+
+
+def add_header_guard_option(parser: argparse._ActionsContainer) -> None:
+    """Adds the option that leaves headers free, to a parser or to a group of its options."""
+    parser.add_argument(
+        "--no-header-guard",
+        dest="header_guard",
+        action="store_false",
+        help="let the model write any header (default: it can name only the tools and channels that the "
+        "request declares)",
     )
 
 
 def sampling_of(options: argparse.Namespace) -> SamplingParams:
-    """The sampling that the options of `add_sampling_options` ask for, without a seed."""
-    from gptoss_jax.engine import SamplingParams
+    """The sampling parameters from the options of `add_sampling_options`, without the seed."""
+    from gptoss_jax.engine.request import SamplingParams
 
     return SamplingParams(temperature=options.temperature, top_p=options.top_p, max_tokens=options.max_tokens)
 
 
 def dtype_name(options: argparse.Namespace) -> str:
-    """`--dtype`, or what suits the device."""
+    """The name given with `--dtype`; else float32 on CPUs and bfloat16 on other devices."""
     import jax
 
     name: str | None = options.dtype
     return name or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
 
 
-def load_engine(
-    options: argparse.Namespace, slots: int | None = None, *, announce: bool = False
-) -> tuple[Engine, HarmonyEncoding, Checkpoint]:
-    """The engine that the options of `add_model_options` ask for, its encoding and its checkpoint.
-
-    With `announce`, the process that speaks says on standard error where the model lies, and what each device
-    keeps in memory.
+def check_checkpoint(path: str) -> Checkpoint:
+    """Opens a checkpoint without loading its weights, and without importing jax.
 
     Raises:
-        checkpoints.config.CheckpointError: the checkpoint is none, or does not fit its vocabulary.
-        gptoss_jax.sharding.ShardingError: the mesh does not fit the devices or the model.
-        gptoss_jax.engine.RequestError: an option does not fit the others.
-        gptoss_jax.engine.memory.EngineMemoryError: it does not fit in the devices' memory.
+        checkpoints.config.CheckpointError: the checkpoint is missing or broken.
+    """
+    from checkpoints import open_checkpoint
+
+    return open_checkpoint(path)
+
+
+def start_jax(distributed: Mapping[str, Any] | None = None) -> None:
+    """Initialises jax: other processes, compilation cache, devices. Call it before anything else of jax.
+
+    `distributed`: the arguments of `jax.distributed.initialize`; None for a single process.
+
+    Raises:
+        CommandError: jax has no device of the requested platform, or the other processes cannot be reached.
     """
     import jax
 
-    from checkpoints import open_checkpoint
     from gptoss_jax.compilation_cache import keep_compiled
-    from gptoss_jax.llm.loading import load_engine as load
-    from gptoss_jax.sharding import MeshShape, make_mesh, shape_of
 
-    if options.distributed is not None:
-        jax.distributed.initialize(**options.distributed)
+    if distributed is not None:
+        try:
+            jax.distributed.initialize(**distributed)
+        except (RuntimeError, ValueError) as error:
+            raise CommandError(f"--distributed: cannot connect to the other processes: {error}") from None
     keep_compiled()
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # jax asserts that one of the named platforms exists
+        platforms = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
+        reason = f": {error}" if str(error) else ""
+        raise CommandError(f"JAX_PLATFORMS is {platforms!r}: jax finds no such device here{reason}") from None
+
+
+def load_engine(
+    options: argparse.Namespace, slots: int | None = None, *, announce: bool = False
+) -> tuple[Engine, HarmonyEncoding, Checkpoint]:
+    """Loads the model by the options of `add_model_options`. Returns engine, encoding and checkpoint.
+
+    Args:
+        options: the parsed options.
+        slots: sequences that decode at the same time; None for the default.
+        announce: True prints the mesh and the memory plan on standard error, in the first process only.
+
+    Raises:
+        CommandError: jax finds no device, or cannot reach the other processes.
+        checkpoints.config.CheckpointError: the checkpoint is missing or broken, or does not fit its
+            vocabulary.
+        gptoss_jax.sizes.ShardingError: the mesh does not fit the devices or the model.
+        gptoss_jax.engine.RequestError: options contradict each other.
+        gptoss_jax.engine.memory.EngineMemoryError: the engine does not fit in the devices' memory.
+    """
+    from checkpoints import open_checkpoint
+    from gptoss_jax.llm.loading import load_engine as load
+    from gptoss_jax.sharding import make_mesh, shape_of
+    from gptoss_jax.sizes import MeshShape
+
+    start_jax(options.distributed)
     config = open_checkpoint(options.checkpoint).config
     mesh = make_mesh(config, MeshShape(**options.mesh) if options.mesh else None)
     engine, encoding, checkpoint = load(
@@ -157,7 +225,7 @@ def load_engine(
         kv_dtype=options.kv_dtype,
         memory=None if options.memory is None else max(1, int(options.memory * 2**30)),
     )
-    if announce and engine.speaks:
+    if announce and engine.is_leader:
         kind = mesh.devices.flat[0].device_kind
         devices = f"{mesh.size} device{'s' if mesh.size > 1 else ''} ({kind})"
         print(f"gptoss-jax: {devices}, mesh: {shape_of(mesh)}. {engine.plan}", file=sys.stderr)
@@ -165,7 +233,7 @@ def load_engine(
 
 
 def whole_number(lowest: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from `lowest`."""
+    """Returns an argparse type: a whole number, at least `lowest`."""
 
     def parse(text: str) -> int:
         try:
@@ -203,7 +271,7 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _processes(text: str) -> dict[str, Any]:
-    """The arguments of `jax.distributed.initialize`."""
+    """Parses `--distributed` into the arguments of `jax.distributed.initialize`."""
     if text == "auto":
         return {}
     found = re.fullmatch(r"([^,]+:[0-9]+),([1-9][0-9]*),([0-9]+)", text)

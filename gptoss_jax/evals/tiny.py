@@ -1,7 +1,7 @@
-"""`gptoss-jax eval tiny`: held-out requests of the kinds the tiny model was trained on, and how it does.
+"""`gptoss-jax eval tiny`: scores the tiny model on held-out requests of the kinds it was trained on.
 
-Everything is greedy and goes the way a user's request goes: `harmony` renders the prompt, the engine
-generates, `harmony` parses what came out.
+Decoding is greedy. Requests take the same way as a user's: `harmony` renders the prompt, the engine
+generates, and `harmony` parses the completion.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ MAX_LENGTH = 768
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One completion: was it flawless harmony of the expected shape, and what does it hold?"""
+    """One parsed completion.
+
+    well_formed: True if it is flawless harmony of the expected form.
+    messages: its messages.
+    reasoning_tokens: content tokens of its analysis messages.
+    """
 
     well_formed: bool
     messages: list[Message]
@@ -51,7 +56,13 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One held-out request: its effort, its prompt, whether a call is due, when an outcome is right."""
+    """One held-out request.
+
+    effort: the reasoning effort.
+    prompt: the messages of the prompt.
+    calls: True if the right answer is a call.
+    is_right: True for an outcome with the right answer.
+    """
 
     effort: str
     prompt: list[Message]
@@ -60,17 +71,17 @@ class Question:
 
 
 def text_of(message: Message) -> str:
-    """The text of a message that the model said."""
+    """The text of a message of the model."""
     return "".join(getattr(part, "text", "") for part in message.content)
 
 
 def answers(problem: sums.Sum, outcome: Outcome) -> bool:
-    """Is the final answer the sum and its result, exactly?"""
+    """True if the final answer is exactly the sum and its result."""
     return outcome.answer == problem.answer
 
 
 def calls_rightly(use: tools.Use, outcome: Outcome) -> bool:
-    """Is the last message the right call: the function's name and every argument?"""
+    """True if the last message is the right call: the function's name and every argument."""
     message = outcome.last
     if message is None or message.recipient != f"functions.{use.tool.name}":
         return False
@@ -94,16 +105,8 @@ def sum_questions(rng: random.Random, count: int) -> list[Question]:
     for index in range(count):
         effort = dialogues.EFFORTS[index % len(dialogues.EFFORTS)]
         problem = sums.draw(rng, Split.HELD_OUT)
-        setting = dialogues.draw_setting(rng, effort, 0)
-        turn = dialogues.sum_turn(rng, effort, problem)
-        questions.append(
-            Question(
-                effort,
-                [*setting.messages, *turn.given],
-                False,
-                functools.partial(answers, problem),
-            )
-        )
+        prompt = dialogues.sum_prompt(rng, effort, problem)
+        questions.append(Question(effort, prompt, False, functools.partial(answers, problem)))
     return questions
 
 
@@ -190,7 +193,7 @@ def answer_all(
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """One line of the table: a value in `unit`, and the least that is asked of it."""
+    """One line of the table: a value in `unit`, the target to reach, and the number of requests."""
 
     name: str
     value: float
@@ -200,9 +203,10 @@ class Score:
 
 
 def evaluate(checkpoint: Checkpoint | Path | str, count: int = 500) -> list[Score]:
-    """Run `count` held-out requests of each kind through a checkpoint.
+    """Evaluates a checkpoint on `count` held-out requests of each kind.
 
-    Raises `checkpoints.CheckpointError` if the checkpoint is not one.
+    Raises:
+        checkpoints.CheckpointError: the checkpoint is missing or broken.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = open_checkpoint(checkpoint)
@@ -216,7 +220,7 @@ def evaluate(checkpoint: Checkpoint | Path | str, count: int = 500) -> list[Scor
 
 
 def scores(results: list[list[tuple[Question, Outcome]]]) -> list[Score]:
-    """The table of sums, calls and answers, in this order."""
+    """The scores, from the results of sums, calls and answers in this order."""
     arithmetic, calls, answers = results
     everything = [outcome for kind in results for _, outcome in kind]
 
@@ -239,7 +243,7 @@ def scores(results: list[list[tuple[Question, Outcome]]]) -> list[Score]:
 
 
 def table(lines: list[Score]) -> str:
-    """The scores as text, one line each under a heading."""
+    """The scores as text: a heading, then one line for each."""
     rows = [f"{'held-out requests, greedy':<36}{'score':>8}{'target':>10}{'requests':>10}"]
     for line in lines:
         target = f">= {line.target:g}{line.unit}"
@@ -248,5 +252,5 @@ def table(lines: list[Score]) -> str:
 
 
 def run(checkpoint: Path | str, count: int = 500) -> str:
-    """What `gptoss-jax eval tiny` prints."""
+    """The table that `gptoss-jax eval tiny` prints."""
     return table(evaluate(checkpoint, count))

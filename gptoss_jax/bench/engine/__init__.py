@@ -1,1 +1,1 @@
-"""The engine measured: its throughput, and what each of its devices against waste is worth."""
+"""Benchmarks of the engine: its throughput, and the gain of each of its optimizations."""

@@ -1,4 +1,4 @@
-"""Continuous batching against static batches, where lengths differ."""
+"""Continuous batching compared with static batches, for requests of different lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gptoss_jax.bench.engine.measuring import Tokens, Work, complete, same_tokens
 from gptoss_jax.bench.engine.report import Figure, Part, percent, ratios
 from gptoss_jax.bench.engine.settings import Settings
-from gptoss_jax.bench.engine.subject import Subject
+from gptoss_jax.bench.engine.target import BenchTarget
 from gptoss_jax.engine import Engine, Request, SamplingParams
 from gptoss_jax.engine.statistics import Statistics
 
@@ -22,15 +22,17 @@ Side = Callable[[list[Request]], Work]
 _SIDES = {"queue": "queue", "sorted": "longest first", "static": "static batches"}
 
 
-def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
-    """The same requests as one queue, longest first, and in groups of as many as there are slots."""
+def measure(target: BenchTarget, settings: Settings, engine: Engine) -> Part:
+    """Runs the same requests as one queue, sorted with the longest first,
+    and in static batches as large as the slots.
+    """
     sides: dict[str, Side] = {
         "queue": functools.partial(complete, engine),
         "sorted": lambda requests: complete(engine, sorted(requests, key=_length, reverse=True)),
         "static": functools.partial(static, engine),
     }
-    make = functools.partial(_requests, subject, settings, engine.slots)
-    exact = subject.model.dtype == np.float32
+    make = functools.partial(_requests, target, settings, engine.slots)
+    exact = target.model.dtype == np.float32
     first = {name: run(make(0, 0)) for name, run in sides.items()}
     batched = first["static"].tokens
     checked = [
@@ -41,7 +43,7 @@ def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
     for number in range(settings.rounds):
         names = list(sides)
         for name in names if number % 2 == 0 else names[::-1]:
-            # Prompts of their own, so that no side finds another's in the cache.
+            # Each side has its own prompts, so that it finds none of them in the prefix cache.
             works[name].append(sides[name](make(1 + number, names.index(name))))
     setting = (
         f"{settings.requests * engine.slots} requests for {engine.slots} slots, prompts of {settings.prompt} "
@@ -76,7 +78,10 @@ def _figures(works: dict[str, list[Work]], slots: int) -> list[Figure]:
 
 
 def static(engine: Engine, requests: Sequence[Request]) -> Work:
-    """Groups of as many as there are slots, each begun when the one before is finished."""
+    """Runs requests in batches as large as the number of slots.
+
+    Each starts when the one before is finished.
+    """
     works = [
         complete(engine, requests[begin : begin + engine.slots])
         for begin in range(0, len(requests), engine.slots)
@@ -90,17 +95,17 @@ def static(engine: Engine, requests: Sequence[Request]) -> Work:
 
 
 def slot_use(statistics: Statistics, slots: int) -> float:
-    """The share of the steps of all slots that gave a token."""
+    """The fraction of the steps of all slots that gave a token."""
     return statistics.generated_tokens / (statistics.decode_steps * slots)
 
 
 def row_use(statistics: Statistics) -> float:
-    """The same of the steps of slots that a sequence had."""
+    """The fraction of the steps of occupied slots that gave a token."""
     return statistics.generated_tokens / statistics.row_steps
 
 
 def padding(statistics: Statistics) -> float:
-    """The share of the tokens that prefill steps had room for and that nothing filled."""
+    """The fraction of the tokens in prefill steps that were padding."""
     return statistics.padded_tokens / (statistics.padded_tokens + statistics.prefilled_tokens)
 
 
@@ -108,14 +113,14 @@ def _length(request: Request) -> int:
     return request.sampling.max_tokens or 0
 
 
-def _requests(subject: Subject, settings: Settings, slots: int, number: int, side: int) -> list[Request]:
-    """The requests of a round: every side has the same lengths."""
+def _requests(target: BenchTarget, settings: Settings, slots: int, number: int, side: int) -> list[Request]:
+    """The requests of a round. Their lengths are the same for all sides."""
     generator = np.random.default_rng([1, number])
     is_long = generator.random(settings.requests * slots) < _LONG_SHARE
     generator = np.random.default_rng([2, number, side])
     requests = []
     for index, length in enumerate(np.where(is_long, settings.long, settings.short).tolist()):
         sampling = SamplingParams(max_tokens=length, min_tokens=length)
-        prompt = subject.tokens(generator, settings.prompt)
+        prompt = target.tokens(generator, settings.prompt)
         requests.append(Request(f"{number}.{index}", prompt, sampling))
     return requests

@@ -1,4 +1,4 @@
-"""What a grammar costs: its own rows, and those beside them."""
+"""The cost of a grammar, for rows under it and for free rows in the same batch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gptoss_jax.bench.comparison import BenchError, in_turns
 from gptoss_jax.bench.engine.measuring import Tokens, Work, begin, decode, end, same_tokens
 from gptoss_jax.bench.engine.report import Figure, Part, millis, percent, ratios
 from gptoss_jax.bench.engine.settings import Settings
-from gptoss_jax.bench.engine.subject import Subject
+from gptoss_jax.bench.engine.target import BenchTarget
 from gptoss_jax.engine import Engine, Request, SamplingParams
 
 SCHEMA = {
     "type": "array",
-    "minItems": 10_000,  # so that none ends while it is timed
+    "minItems": 10_000,  # so that no document ends while it is timed
     "items": {
         "type": "object",
         "properties": {
@@ -29,20 +29,20 @@ SCHEMA = {
     },
 }
 _INSIDE = 16
-"""Tokens after which every completion is within its document."""
+"""Tokens after which every completion is inside its document."""
 
 
-def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
-    """All rows free, all under a schema, and half of each."""
-    if subject.encoding is None:
+def measure(target: BenchTarget, settings: Settings, engine: Engine) -> Part:
+    """Measures all rows free, all rows under a schema, and half of each."""
+    if target.encoding is None:
         raise BenchError("there is no encoding: it needs the packages of harmony and llguidance")
     slots = engine.slots
     if slots < 2:
         raise BenchError("slots is 1: there must be at least 2, half of them free")
-    run = functools.partial(_run, subject, settings, engine)
+    run = functools.partial(_run, target, settings, engine)
     kinds = {"free": (slots, 0), "bound": (0, slots), "half": (slots - slots // 2, slots // 2)}
     first = {name: run(*counts, 0) for name, counts in kinds.items()}
-    exact = subject.model.dtype == np.float32
+    exact = target.model.dtype == np.float32
     checked = [
         same_tokens("free rows alone and beside others", _half(first, "f"), first["free"][1], exact=exact),
         same_tokens("rows under the schema, the same", _half(first, "b"), first["bound"][1], exact=exact),
@@ -51,7 +51,7 @@ def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
     for number in range(settings.rounds):
         for name in list(kinds) if number % 2 == 0 else list(kinds)[::-1]:
             works[name].append(run(*kinds[name], 1 + number)[0])
-    figures = _figures(works, settings.dispatches) + _single_steps(subject, settings, slots)
+    figures = _figures(works, settings.dispatches) + _single_steps(target, settings, slots)
     notes = [
         "a dispatch has one masked token; those drawn behind it are kept as far as the schema allows them,",
         "and it ends early where all rows drew a stop token",
@@ -59,11 +59,11 @@ def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
     return Part("grammar", _setting(settings, slots), checked, figures, notes)
 
 
-def _single_steps(subject: Subject, settings: Settings, slots: int) -> list[Figure]:
-    """One step a dispatch, so that every token is masked: what masks cost by themselves."""
+def _single_steps(target: BenchTarget, settings: Settings, slots: int) -> list[Figure]:
+    """Measures one step per dispatch, where every token is masked: the cost of masks alone."""
     settings = dataclasses.replace(settings, dispatches=4 * settings.dispatches, decode_steps=1)
-    with subject.engine(slots=slots, max_length=settings.max_length, decode_steps=1) as engine:
-        run = functools.partial(_run, subject, settings, engine)
+    with target.engine(slots=slots, max_length=settings.max_length, decode_steps=1) as engine:
+        run = functools.partial(_run, target, settings, engine)
         for counts in ((slots, 0), (0, slots)):
             run(*counts, 0)
         free, bound = in_turns(settings.rounds, lambda: run(slots, 0, 1)[0], lambda: run(0, slots, 1)[0])
@@ -94,7 +94,7 @@ def _figures(works: dict[str, list[Work]], dispatches: int) -> list[Figure]:
         return [(work.seconds - work.statistics.wait_seconds) / dispatches for work in some]
 
     def rate(some: list[Work], prefix: str) -> list[float]:
-        """Tokens a second of a row of one kind."""
+        """Tokens per second of a row of one kind."""
         found = []
         for work in some:
             rows = [tokens for id, tokens in work.tokens.items() if id.startswith(prefix)]
@@ -132,13 +132,16 @@ def _half(first: dict[str, tuple[Work, Tokens]], prefix: str) -> Tokens:
 
 
 def _run(
-    subject: Subject, settings: Settings, engine: Engine, free: int, bound: int, number: int
+    target: BenchTarget, settings: Settings, engine: Engine, free: int, bound: int, number: int
 ) -> tuple[Work, Tokens]:
-    """Steady decoding of so many rows of each kind; the work, and all tokens since their beginning."""
-    from gptoss_jax.engine.grammar import Grammar  # needs packages that nothing else here needs
+    """Steady decoding of `free` and `bound` rows.
 
-    assert subject.encoding is not None
-    encoding = subject.encoding
+    Returns the timed work, and all tokens since the requests started.
+    """
+    from gptoss_jax.engine.grammar import Grammar  # only this part needs its packages
+
+    assert target.encoding is not None
+    encoding = target.encoding
     schema = SamplingParams(reasoning_budget=1, grammar=Grammar.json_schema(SCHEMA))
     plain = SamplingParams(min_tokens=engine.max_length)
 
@@ -148,7 +151,7 @@ def _run(
         return [Request(f"{kind}{number}.{i}", prompt, sampling) for i, prompt in enumerate(prompts)]
 
     under, others = requests("b", bound, schema), requests("f", free, plain)
-    tokens = begin(engine, under, least=_INSIDE)
+    tokens = begin(engine, under, minimum=_INSIDE)
     for id, more in begin(engine, others).items():
         tokens[id] = tokens.get(id, []) + more
     work = decode(engine, settings.dispatches)

@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: what they save, and what they change."""
+"""Keys and values in 8 bits: the memory and time they save, and how much they change the output."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from gptoss_jax.bench.engine.limits import cache_bytes
 from gptoss_jax.bench.engine.measuring import begin, decode, end
 from gptoss_jax.bench.engine.report import Figure, Part, millis, percent, ratios
 from gptoss_jax.bench.engine.settings import Settings
-from gptoss_jax.bench.engine.subject import Subject, conversations
+from gptoss_jax.bench.engine.target import BenchTarget, conversations
 from gptoss_jax.engine import Engine, Request, SamplingParams
 from gptoss_jax.engine.request import TokenLogprobs
 
 KV_DTYPE = "float8_e4m3fn"
 _TOP = 20
 _JUDGED = 5
-"""Likeliest tokens whose log-probabilities are compared: the embedded model is all but sure of the first."""
+"""How many of the likeliest tokens are compared by log-probability.
+
+The embedded model is almost certain of the first.
+"""
 
 
-def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
-    """An engine of the model's own precision against one with 8 bits."""
+def measure(target: BenchTarget, settings: Settings, engine: Engine) -> Part:
+    """Compares an engine with keys and values in the model's dtype with one in 8 bits."""
     options = {"slots": settings.slots, "max_length": engine.max_length, "kv_dtype": KV_DTYPE}
-    with subject.engine(decode_steps=settings.decode_steps, **options) as narrow:
-        figures, checked = _agreement(subject, settings, engine, narrow) if subject.trained else ([], [])
+    with target.engine(decode_steps=settings.decode_steps, **options) as narrow:
+        figures, checked = _agreement(target, settings, engine, narrow) if target.trained else ([], [])
         for one in (engine, narrow):
-            _steps(subject, settings, one)
+            _steps(target, settings, one)
         ours, theirs = in_turns(
             settings.rounds,
-            lambda: _steps(subject, settings, narrow),
-            lambda: _steps(subject, settings, engine),
+            lambda: _steps(target, settings, narrow),
+            lambda: _steps(target, settings, engine),
         )
-    config, length, own = subject.config, settings.max_length, subject.model.dtype
+    config, length, own = target.config, settings.max_length, target.model.dtype
     wide_bytes, narrow_bytes = (cache_bytes(config, length, dtype) for dtype in (own, KV_DTYPE))
     figures = [
         Figure(f"bytes a token, at {length} tokens, as the model", "", (wide_bytes / length,)),
@@ -47,17 +50,17 @@ def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
     ]
     setting = f"{KV_DTYPE} against {jnp.dtype(own).name}, {engine.slots} slots"
     notes = (
-        [] if subject.trained else ["weights are not the embedded ones: what 8 bits change is not measured"]
+        [] if target.trained else ["weights are not the embedded ones: what 8 bits change is not measured"]
     )
     return Part("kv", setting, checked, figures, notes)
 
 
-def _steps(subject: Subject, settings: Settings, engine: Engine) -> float:
+def _steps(target: BenchTarget, settings: Settings, engine: Engine) -> float:
     """Seconds of a step of steady decoding."""
     generator = np.random.default_rng(5)
     sampling = SamplingParams(min_tokens=engine.max_length)
     requests = [
-        Request(f"step {index}", subject.tokens(generator, settings.prompt), sampling)
+        Request(f"step {index}", target.tokens(generator, settings.prompt), sampling)
         for index in range(engine.slots)
     ]
     begin(engine, requests)
@@ -68,17 +71,17 @@ def _steps(subject: Subject, settings: Settings, engine: Engine) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """A place in a completion: what stands before it, and the token that stands there."""
+    """A place in a completion: the tokens before it, and its token."""
 
     before: list[int]
     token: int
 
 
 def _agreement(
-    subject: Subject, settings: Settings, engine: Engine, narrow: Engine
+    target: BenchTarget, settings: Settings, engine: Engine, narrow: Engine
 ) -> tuple[list[Figure], list[str]]:
-    """Both engines at places of the same texts: the greedy completions of the model's own precision."""
-    prompts = conversations(subject, settings.questions)
+    """Compares both engines at places of the same texts, the greedy completions in the model's dtype."""
+    prompts = conversations(target, settings.questions)
     room = engine.max_length - max(map(len, prompts))
     greedy = SamplingParams(temperature=0.0, max_tokens=min(room, 96))
     whole = {c.id: c.tokens for c in engine.run(_all(prompts, greedy))}
@@ -107,7 +110,7 @@ def _agreement(
 
 
 def _gaps(ours: TokenLogprobs, theirs: TokenLogprobs) -> list[float]:
-    """How far the log-probabilities of the likeliest tokens are apart, where both list them."""
+    """The differences of the log-probabilities of the likeliest tokens that both list."""
     found = dict(ours.top)
     return [abs(found[token] - value) for token, value in theirs.top[:_JUDGED] if token in found]
 

@@ -1,4 +1,4 @@
-"""The fewest bytes that a decode step must read, which bound its time on any device."""
+"""The bytes that a decode step must read at least, which give a lower bound of its time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from gptoss_jax.model import Transformer
 
 @dataclasses.dataclass(frozen=True)
 class StepBytes:
-    """Bytes that one decode step reads: weights that every token needs, experts, keys and values."""
+    """Bytes that one decode step reads: dense weights, weights of
+    chosen experts, and keys and values (cache).
+    """
 
     dense: float
     experts: float
@@ -22,24 +24,26 @@ class StepBytes:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum."""
         return self.dense + self.experts + self.cache
 
 
 def distinct_experts(experts: int, active: int, tokens: int) -> float:
-    """How many of a layer's experts some tokens need, if every choice is equally likely."""
+    """The expected number of distinct experts that `tokens` tokens
+    choose, `active` each, uniformly at random.
+    """
     return experts * (1 - (1 - active / experts) ** tokens)
 
 
 def step_bytes(
     model: Transformer, sequences: int, context: float, kv_dtype: DTypeLike | None = None
 ) -> StepBytes:
-    """What a step of so many sequences reads, each of `context` tokens. Weights count as they are stored."""
+    """The bytes that a step of `sequences` sequences of `context` tokens reads. Weights count as stored."""
     config = model.config
     dense = experts = 0.0
     for path, leaf in nnx.to_flat_state(nnx.state(model)):
         name, size = ".".join(map(str, path)), float(leaf.get_value().nbytes)
-        if name == "embedding.weight":  # looked up: a row for each sequence
+        if name == "embedding.weight":  # a look-up reads one row per sequence
             dense += sequences * size / leaf.get_value().shape[0]
         elif ".moe.experts." in name:
             experts += size
@@ -51,7 +55,10 @@ def step_bytes(
 
 
 def cache_bytes(config: ModelConfig, context: float, dtype: DTypeLike) -> float:
-    """Keys and values of one sequence that a step reads: the window's on sliding layers."""
+    """Bytes of keys and values that a step reads for one sequence.
+
+    On sliding layers only those in the window.
+    """
     entry = 2 * config.num_kv_heads * config.head_size * jnp.dtype(dtype).itemsize
     windows = [config.window(index) for index in range(config.num_layers)]
     return sum(entry * (context if window is None else min(window, context)) for window in windows)

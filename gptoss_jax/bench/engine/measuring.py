@@ -1,4 +1,4 @@
-"""Driving an engine by hand: whole jobs, bursts, and stretches of steady decoding, with a clock."""
+"""Runs an engine step by step with a clock: whole jobs, bursts, and stretches of steady decoding."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gptoss_jax.engine.statistics import Statistics
 
 Clock = Callable[[], float]
 Tokens = dict[str, list[int]]
-"""Request id → completion."""
+"""Request id → the tokens of its completion so far."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What the engine did in some seconds. `tokens` are those that came in them."""
+    """What the engine did in a stretch of time. tokens: those that it returned in that time."""
 
     seconds: float
     statistics: Statistics
@@ -25,17 +25,17 @@ class Work:
 
     @property
     def generated(self) -> int:
-        """Tokens of all sequences."""
+        """The number of tokens of all sequences."""
         return sum(map(len, self.tokens.values()))
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.generated / self.seconds
 
 
 def complete(engine: Engine, requests: Sequence[Request], clock: Clock = time.perf_counter) -> Work:
-    """Runs requests that all come at once, and start in their order."""
+    """Adds all requests at once and runs them to the end."""
     before, start = engine.statistics.copy(), clock()
     for request in requests:
         engine.add(request)
@@ -46,13 +46,16 @@ def complete(engine: Engine, requests: Sequence[Request], clock: Clock = time.pe
     return Work(clock() - start, engine.statistics - before, tokens)
 
 
-def begin(engine: Engine, requests: Sequence[Request], least: int = 1) -> Tokens:
-    """Adds requests, no more than there are free slots, and steps until each has so many tokens: from then on
-    all of them decode and nothing is prefilled. Returns the tokens that came, of earlier requests too."""
+def begin(engine: Engine, requests: Sequence[Request], minimum: int = 1) -> Tokens:
+    """Adds requests, at most as many as there are free slots, and steps until each has `minimum` tokens.
+
+    From then on all of them decode and nothing is prefilled. Returns the tokens so far, those of earlier
+    requests included.
+    """
     for request in requests:
         engine.add(request)
     tokens: Tokens = {request.id: [] for request in requests}
-    while any(len(tokens[request.id]) < least for request in requests):
+    while any(len(tokens[request.id]) < minimum for request in requests):
         for update in engine.step():
             tokens.setdefault(update.id, []).extend(update.tokens)
             _not_finished(update.completion)
@@ -60,7 +63,7 @@ def begin(engine: Engine, requests: Sequence[Request], least: int = 1) -> Tokens
 
 
 def decode(engine: Engine, dispatches: int, clock: Clock = time.perf_counter) -> Work:
-    """Steps through so many dispatches of sequences that `begin` began, and that do not end in them."""
+    """Runs `dispatches` dispatches of sequences that `begin` started. None of them may end meanwhile."""
     before, start = engine.statistics.copy(), clock()
     tokens: Tokens = {}
     while engine.statistics.dispatches - before.dispatches < dispatches:
@@ -71,7 +74,7 @@ def decode(engine: Engine, dispatches: int, clock: Clock = time.perf_counter) ->
 
 
 def end(engine: Engine, requests: Sequence[Request]) -> None:
-    """Cancels requests, and waits until nothing is under way."""
+    """Cancels requests, and steps until the engine is idle."""
     for request in requests:
         engine.cancel(request.id)
     engine.step()
@@ -79,11 +82,11 @@ def end(engine: Engine, requests: Sequence[Request]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Burst:
-    """Requests of one shape that came at once, as many as there are slots.
+    """The times of equal requests that were added at once, as many as there are slots.
 
-    `first`: seconds until each had its first token. `seconds`: of all of it. `steady_seconds`,
-    `steady_tokens`: from when the last had its first token until the first was finished; `steady_length`: the
-    mean completion in the middle of that.
+    first: seconds until each request had its first token. seconds: the whole time. generated: tokens in all.
+    steady_seconds, steady_tokens: time and tokens between the last request's first token and the first
+    request's end. steady_length: mean length of the completions in the middle of that stretch.
     """
 
     first: Sequence[float]
@@ -95,7 +98,7 @@ class Burst:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of one step of all sequences, while all of them decode."""
+        """Seconds per decode step, while all sequences decode."""
         return self.steady_seconds / (self.steady_tokens / len(self.first))
 
 
@@ -133,9 +136,9 @@ def burst(engine: Engine, requests: Sequence[Request], clock: Clock = time.perf_
 
 
 def same_tokens(what: str, ours: Tokens, theirs: Tokens, *, exact: bool) -> str:
-    """Compares completions, as far as the shorter ones go; the line that says what was checked.
+    """Compares completions up to the length of the shorter one. Returns the line that says what was checked.
 
-    Raises `BenchError` if they differ where they must be `exact`.
+    Raises `BenchError` if they differ and `exact` is True.
     """
     equal = 0
     for id, tokens in ours.items():

@@ -1,4 +1,4 @@
-"""The share of time in which the device has nothing to do, because the host is not ready."""
+"""The fraction of time in which the device is idle, because the host is not ready."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from gptoss_jax.bench.comparison import BenchError
 from gptoss_jax.bench.engine.measuring import Clock, Work, begin, decode, end
 from gptoss_jax.bench.engine.report import Figure, Goal, Part, millis, percent
 from gptoss_jax.bench.engine.settings import Settings
-from gptoss_jax.bench.engine.subject import Subject
+from gptoss_jax.bench.engine.target import BenchTarget
 from gptoss_jax.engine import Engine, Request, SamplingParams
 from gptoss_jax.engine.runner import Runner
 
 _WARM = 2
-"""Dispatches before the clock starts, on both sides."""
+"""Dispatches before timing starts, on both sides."""
 
-GOAL = Goal(most=5)
-"""Percent of the time that the device may wait on an accelerator."""
+GOAL = Goal(maximum=5)
+"""Percent of the time that an accelerator may be idle."""
 
 
 class _Call(NamedTuple):
-    """A decode dispatch: what stood behind parameters, cache and slots, and what it drew."""
+    """A decode dispatch: its arguments after parameters, cache and slots, and the tokens that it drew."""
 
-    arguments: tuple[Any, ...]
+    arguments: tuple[object, ...]
     tokens: jax.Array
 
 
 class Round(NamedTuple):
-    """The same dispatches by the engine, and one after the other without a host in between, in seconds."""
+    """The same dispatches run by the engine, and replayed back to back without the host. `device_seconds` is
+    the time of the replay; `differing` of the `drawn` tokens differ.
+    """
 
     engine: Work
     device_seconds: float
@@ -42,22 +44,24 @@ class Round(NamedTuple):
     differing: int
 
     def idle(self) -> float:
-        """The share of the engine's time in which the device waited."""
+        """The fraction of the engine's time in which the device was idle."""
         return idle_share(self.engine.seconds, self.device_seconds)
 
 
 def idle_share(seconds: float, device_seconds: float) -> float:
-    """The part of some seconds that a device did not need."""
+    """The fraction of `seconds` in which a device that needs `device_seconds` is idle."""
     return 1 - device_seconds / seconds
 
 
-def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
-    """Steady decoding of all slots, against its own dispatches replayed back to back from the same state."""
-    rounds = [_round(subject, settings, engine, number) for number in range(-1, settings.rounds)]
+def measure(target: BenchTarget, settings: Settings, engine: Engine) -> Part:
+    """Compares steady decoding of all slots with the same dispatches
+    replayed back to back from the same state.
+    """
+    rounds = [_round(target, settings, engine, number) for number in range(-1, settings.rounds)]
     differing, drawn = sum(one.differing for one in rounds), sum(one.drawn for one in rounds)
-    if differing and subject.model.dtype == np.float32:
+    if differing and target.model.dtype == np.float32:
         raise BenchError(f"the replayed dispatches drew {differing} other tokens than the engine's")
-    del rounds[0]  # compiles
+    del rounds[0]  # the first round compiles
     count, on_cpu = settings.dispatches, jax.default_backend() == "cpu"
     idle = percent("time in which the device waits", [one.idle() for one in rounds], None if on_cpu else GOAL)
     works = [one.engine for one in rounds]
@@ -87,13 +91,13 @@ def _blocked(work: Work) -> float:
 
 
 def _round(
-    subject: Subject, settings: Settings, engine: Engine, number: int, clock: Clock = time.perf_counter
+    target: BenchTarget, settings: Settings, engine: Engine, number: int, clock: Clock = time.perf_counter
 ) -> Round:
     count = _WARM + settings.dispatches
     sampling = SamplingParams(min_tokens=engine.max_length)
     generator = np.random.default_rng(number + 1)
     requests = [
-        Request(f"{number}.{index}", subject.tokens(generator, settings.prompt), sampling)
+        Request(f"{number}.{index}", target.tokens(generator, settings.prompt), sampling)
         for index in range(engine.slots)
     ]
     begin(engine, requests)
@@ -107,7 +111,7 @@ def _round(
         raise BenchError(f"steady decoding sent {len(calls)} dispatches instead of {count}")
     step, parameters = runner.steps.decode, runner.steps.parameters
     cache, slots = state
-    del state  # each call takes the place of the one before it
+    del state  # the replay donates it
     drawn: list[jax.Array] = []
     start = 0.0
     for index, call in enumerate(calls):
@@ -126,17 +130,17 @@ def _round(
 
 
 def _runner_of(engine: Engine) -> Runner:
-    """The device's side of an engine, which nobody but a measurement needs."""
+    """The runner of an engine, which is not part of its public API."""
     return engine._runner
 
 
 @contextmanager
 def _recorded(runner: Runner) -> Iterator[list[_Call]]:
-    """Notes what the decode step is called with, as it lies on the device."""
+    """Records the calls of the decode step with their arguments on the device."""
     calls: list[_Call] = []
     step = runner.steps.decode
 
-    def recording(parameters: Any, cache: Any, slots: Any, *arguments: Any) -> Any:
+    def recording(parameters: Any, cache: Any, slots: Any, *arguments: object) -> Any:
         done = step(parameters, cache, slots, *arguments)
         calls.append(_Call(arguments, done[2].tokens))
         return done

@@ -1,4 +1,4 @@
-"""Prompts with a common beginning: computed once, or again for each of them."""
+"""Prompts with a common prefix: with the prefix cache, and without it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from gptoss_jax.bench.comparison import in_turns
 from gptoss_jax.bench.engine.measuring import complete, same_tokens
 from gptoss_jax.bench.engine.report import Figure, Part, millis, ratios
 from gptoss_jax.bench.engine.settings import Settings
-from gptoss_jax.bench.engine.subject import Subject
+from gptoss_jax.bench.engine.target import BenchTarget
 from gptoss_jax.engine import Engine, Request, SamplingParams
 
 _OWN = 16
-"""Tokens of each prompt behind the common beginning."""
+"""Tokens of each prompt after the common prefix."""
 _GENERATED = 16
 
 
-def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
-    """An engine that keeps beginnings against one that does not; each round has a new beginning."""
-    make = functools.partial(_requests, subject, settings, engine.slots)
+def measure(target: BenchTarget, settings: Settings, engine: Engine) -> Part:
+    """Compares an engine with a prefix cache with one without. Each round has a new prefix."""
+    make = functools.partial(_requests, target, settings, engine.slots)
     options = {"slots": settings.slots, "max_length": engine.max_length, "snapshots": 0}
-    with subject.engine(decode_steps=settings.decode_steps, **options) as without:
+    with target.engine(decode_steps=settings.decode_steps, **options) as without:
         kept, anew = complete(engine, make(-1)), complete(without, make(-1))
-        exact = subject.model.dtype == np.float32
+        exact = target.model.dtype == np.float32
         checked = [same_tokens("with reuse and without", kept.tokens, anew.tokens, exact=exact)]
-        complete(engine, make(-2))  # compiles the copies of rings that the first did not need
+        complete(engine, make(-2))  # compiles the copies of rings, which the first run did not need
         numbers, again = iter(range(settings.rounds)), iter(range(settings.rounds))
         ours, theirs = in_turns(
             settings.rounds,
@@ -52,11 +52,11 @@ def measure(subject: Subject, settings: Settings, engine: Engine) -> Part:
     return Part("prefix", setting, checked, figures)
 
 
-def _requests(subject: Subject, settings: Settings, slots: int, number: int) -> list[Request]:
+def _requests(target: BenchTarget, settings: Settings, slots: int, number: int) -> list[Request]:
     generator = np.random.default_rng(1000 + number)
-    common = subject.tokens(generator, settings.prefix)
+    common = target.tokens(generator, settings.prefix)
     sampling = SamplingParams(max_tokens=_GENERATED, min_tokens=_GENERATED)
     return [
-        Request(f"{number}.{index}", [*common, *subject.tokens(generator, _OWN)], sampling)
+        Request(f"{number}.{index}", [*common, *target.tokens(generator, _OWN)], sampling)
         for index in range(settings.prefix_requests * slots)
     ]

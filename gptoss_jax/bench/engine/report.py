@@ -1,33 +1,37 @@
-"""What was measured: figures with their spread over rounds, as text and as JSON data."""
+"""Results: figures with their spread over rounds, as text and as JSON data."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from gptoss_jax.bench.comparison import table
 
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A bound on a figure: `least` or `most`, one of them None."""
+    """A bound on a figure. Exactly one of `minimum` and `maximum` is given; the other one is None."""
 
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a value keeps to it."""
-        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        """Returns True if the value is within the bound."""
+        return (self.minimum is None or value >= self.minimum) and (
+            self.maximum is None or value <= self.maximum
+        )
 
     def __str__(self) -> str:
-        return f"≥ {self.least:g}" if self.most is None else f"≤ {self.most:g}"
+        return f"≥ {self.minimum:g}" if self.maximum is None else f"≤ {self.maximum:g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One number, round by round. A figure that is not timed has one round."""
+    """One measured number, round by round.
+
+    A figure that is not a time has one round. goal: None if there is none.
+    """
 
     what: str
     unit: str
@@ -36,18 +40,18 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """The figure: the median of its rounds."""
+        """The median of the rounds."""
         return statistics.median(self.rounds)
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is met."""
+        """Says whether the goal is met; empty without a goal."""
         if self.goal is None:
             return ""
         return f"{self.goal} {'holds' if self.goal.holds(self.median) else 'missed'}"
 
-    def as_json(self) -> dict[str, Any]:
-        """All that is known, as JSON data."""
+    def as_json(self) -> dict[str, object]:
+        """The figure as JSON data."""
         return {
             "what": self.what,
             "unit": self.unit,
@@ -60,15 +64,18 @@ class Figure:
         }
 
     def cells(self) -> tuple[str, ...]:
-        """A row of the table."""
+        """The figure as a row of the table."""
         spread = "" if len(self.rounds) == 1 else f"{_short(min(self.rounds))} - {_short(max(self.rounds))}"
         return self.what, self.unit, _short(self.median), spread, self.verdict
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one part of the benchmark found: in what setting, what was checked before it was timed, and the
-    figures. `notes` say what a reader must know to read them."""
+    """The result of one part of the benchmark.
+
+    setting: the sizes that were measured. checked: what was checked before timing. notes: what a reader needs
+    to know to interpret the figures.
+    """
 
     name: str
     setting: str
@@ -76,7 +83,7 @@ class Part:
     figures: Sequence[Figure]
     notes: Sequence[str] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The part as JSON data."""
         return {
             "name": self.name,
@@ -100,7 +107,7 @@ class LeftOut:
     name: str
     reason: str
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The part as JSON data."""
         return {"name": self.name, "left_out": self.reason}
 
@@ -109,17 +116,17 @@ class LeftOut:
 
 
 def ratios(what: str, over: Sequence[float], under: Sequence[float], goal: Goal | None = None) -> Figure:
-    """The ratio of two measurements, round by round."""
+    """A figure with the ratio over / under, round by round."""
     return Figure(what, "x", tuple(a / b for a, b in zip(over, under, strict=True)), goal)
 
 
 def millis(what: str, seconds: Sequence[float]) -> Figure:
-    """Seconds as a figure in milliseconds."""
+    """A figure in milliseconds, from seconds."""
     return Figure(what, "ms", tuple(1e3 * value for value in seconds))
 
 
 def percent(what: str, shares: Sequence[float], goal: Goal | None = None) -> Figure:
-    """Shares as a figure in percent."""
+    """A figure in percent, from fractions."""
     return Figure(what, "%", tuple(100 * value for value in shares), goal)
 
 

@@ -1,4 +1,4 @@
-"""What `gptoss-jax bench engine` does: measure part after part, and tell of each as soon as it is done."""
+"""`gptoss-jax bench engine`: measures one part after the other, and reports each as soon as it is done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +15,11 @@ from gptoss_jax.bench.comparison import BenchError
 from gptoss_jax.bench.engine import batching, grammar, kv, overhead, prefix, throughput
 from gptoss_jax.bench.engine.report import LeftOut, Part
 from gptoss_jax.bench.engine.settings import Settings
-from gptoss_jax.bench.engine.subject import Subject
+from gptoss_jax.bench.engine.target import BenchTarget
 from gptoss_jax.engine import Engine
 
 PARTS = ("throughput", "overhead", "batching", "prefix", "grammar", "kv")
-_ON_ONE_ENGINE: dict[str, Callable[[Subject, Settings, Engine], Part]] = {
+_ON_ONE_ENGINE: dict[str, Callable[[BenchTarget, Settings, Engine], Part]] = {
     "overhead": overhead.measure,
     "batching": batching.measure,
     "prefix": prefix.measure,
@@ -31,7 +30,7 @@ _ON_ONE_ENGINE: dict[str, Callable[[Subject, Settings, Engine], Part]] = {
 
 @dataclasses.dataclass
 class Report:
-    """What was measured so far."""
+    """The results so far."""
 
     model: str
     dtype: str
@@ -41,15 +40,15 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether a part was left out."""
+        """Returns True if a part was left out."""
         return any(isinstance(part, LeftOut) for part in self.parts)
 
     @property
     def head(self) -> str:
-        """One line on what is measured where."""
+        """One line with the model, its dtype and the devices."""
         return f"engine: {self.model}, {self.dtype}, on {self.device}; jax {jax.__version__}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The report as JSON data."""
         return {
             "model": self.model,
@@ -64,37 +63,38 @@ class Report:
         return "\n\n".join([self.head, *map(str, self.parts)])
 
 
-def new_report(subject: Subject, settings: Settings) -> Report:
-    """A report without parts."""
-    devices = subject.mesh.devices.flat
-    count = f"{subject.mesh.size} x " if subject.mesh.size > 1 else ""
+def new_report(target: BenchTarget, settings: Settings) -> Report:
+    """A report without results."""
+    devices = target.mesh.devices.flat
+    count = f"{target.mesh.size} x " if target.mesh.size > 1 else ""
     return Report(
-        subject.name, jnp.dtype(subject.model.dtype).name, f"{count}{devices[0].device_kind}", settings
+        target.name, jnp.dtype(target.model.dtype).name, f"{count}{devices[0].device_kind}", settings
     )
 
 
 def measure(
-    subject: Subject,
+    target: BenchTarget,
     settings: Settings,
     only: Sequence[str] = PARTS,
     deadline: float = float("inf"),
 ) -> Iterator[Part | LeftOut]:
-    """The parts, each as soon as it is done. One that fails is left out, with its reason in one line; so is
-    what would begin after the deadline, by `time.monotonic`."""
+    """Measures the parts in `only`; yields each result as soon as it is done.
+
+    A part that fails is yielded as `LeftOut` with the reason in one line, and so is a part that would start
+    after the deadline, a time of `time.monotonic`.
+    """
     if "throughput" in only:
         for sequences in settings.sequences:
             name = f"throughput {sequences}"
-            yield _guarded(
-                name, functools.partial(throughput.measure, subject, settings, sequences), deadline
-            )
+            yield _guarded(name, functools.partial(throughput.measure, target, settings, sequences), deadline)
     engine: Engine | None = None
 
-    def on_one_engine(part: Callable[[Subject, Settings, Engine], Part]) -> Part:
+    def on_one_engine(part: Callable[[BenchTarget, Settings, Engine], Part]) -> Part:
         nonlocal engine
         if engine is None or engine.unfinished:  # a part that failed may leave something behind
             options = {"slots": settings.slots, "max_length": settings.max_length}
-            engine = subject.engine(decode_steps=settings.decode_steps, **options)
-        return part(subject, settings, engine)
+            engine = target.engine(decode_steps=settings.decode_steps, **options)
+        return part(target, settings, engine)
 
     for name, measured in _ON_ONE_ENGINE.items():
         if name in only:

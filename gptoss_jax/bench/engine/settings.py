@@ -1,4 +1,4 @@
-"""How much work the benchmark does: a little on a CPU, what the published figures need elsewhere."""
+"""The sizes of the benchmark: small ones for a CPU, and those of the published figures for accelerators."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import jax
 class Settings:
     """The sizes of all parts.
 
-    rounds: timings of each side. slots: sequences side by side in all parts but `throughput`, which has
-    engines of `sequences` slots each. max_length, decode_steps: the engines'. prompt, generated: tokens of a
-    sequence. dispatches: how many a timed stretch of steady decoding has. requests: those of `batching` for
-    each slot, one in five of which has `long` tokens, the others `short`. prefix, prefix_requests: tokens of
-    a common beginning, and how many requests for each slot have it. copied: bytes whose copy measures the
-    bandwidth. questions: prompts of the embedded checkpoint on which 8-bit keys and values are judged, at
-    `places` each.
+    rounds: timings of each side. slots: slots of the engine in all parts except `throughput`, which measures
+    one engine for each number in `sequences`. max_length, decode_steps: options of the engines. prompt,
+    generated: tokens per sequence. dispatches: dispatches per timed stretch of steady decoding. requests:
+    requests per slot in `batching`; one in five generates `long` tokens, the others `short`. prefix: tokens
+    of a common prefix. prefix_requests: requests per slot that share it. copied: bytes whose copy measures
+    the bandwidth. questions: prompts of the embedded checkpoint for comparing 8-bit keys and values, at
+    `places` tokens each.
     """
 
     rounds: int = 3

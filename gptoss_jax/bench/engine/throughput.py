@@ -1,4 +1,4 @@
-"""Tokens a second at several numbers of sequences, and how far that is from what memory allows."""
+"""Tokens per second for several numbers of sequences, compared with the memory-bound limit."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from gptoss_jax.bench.engine.limits import step_bytes
 from gptoss_jax.bench.engine.measuring import Burst, burst, complete, same_tokens
 from gptoss_jax.bench.engine.report import Figure, Goal, Part, millis, percent
 from gptoss_jax.bench.engine.settings import Settings
-from gptoss_jax.bench.engine.subject import Subject
+from gptoss_jax.bench.engine.target import BenchTarget
 from gptoss_jax.bench.kernels.ceilings import copy_bandwidth
 from gptoss_jax.engine import Engine, Request, SamplingParams
 
 PUBLISHED = {
     ("20b", 1): "published for one stream of 20b: 285 tokens/s, vLLM on one H100",
 }
-"""(model, sequences) → figures of others in a setting that compares, printed on GPUs only."""
+"""(model, sequences) → published figures of other software in a comparable setting; printed on GPUs only."""
 
 _CACHED = 1 << 28
-"""Bytes that a device may have in caches from one step to the next."""
+"""Bytes that a device's caches may keep from one step to the next."""
 
-SHARE_GOAL = Goal(least=60)
-"""Percent of the memory-bound limit that one stream should reach on an accelerator."""
+SHARE_GOAL = Goal(minimum=60)
+"""Percent of the memory-bound limit that a single sequence should reach on an accelerator."""
 
 
-def measure(subject: Subject, settings: Settings, sequences: int) -> Part:
-    """So many sequences at once, in an engine of so many slots."""
+def measure(target: BenchTarget, settings: Settings, sequences: int) -> Part:
+    """Runs `sequences` sequences at once, in an engine with as many slots."""
     options = {"slots": sequences, "max_length": settings.max_length, "snapshots": 0}
-    with subject.engine(decode_steps=settings.decode_steps, **options) as engine:
-        return _measure(subject, settings, engine, sequences)
+    with target.engine(decode_steps=settings.decode_steps, **options) as engine:
+        return _measure(target, settings, engine, sequences)
 
 
-def _measure(subject: Subject, settings: Settings, engine: Engine, sequences: int) -> Part:
-    make = functools.partial(_requests, subject, settings, sequences)
-    # The first of them alone draws what it draws beside the others; that also compiles everything.
+def _measure(target: BenchTarget, settings: Settings, engine: Engine, sequences: int) -> Part:
+    make = functools.partial(_requests, target, settings, sequences)
+    # A sequence alone must draw the same tokens as beside the others. This also compiles everything.
     together = complete(engine, make(0)).tokens
     alone = complete(engine, make(0)[:1]).tokens
-    exact = subject.model.dtype == np.float32
+    exact = target.model.dtype == np.float32
     checked = same_tokens("a sequence alone and beside the others", alone, together, exact=exact)
     bursts = [burst(engine, make(1 + number)) for number in range(settings.rounds)]
     part = figures_of(bursts)
     notes = [f"prompts are random, {sequences} at once; tokens are drawn at temperature 1"]
     context = settings.prompt + float(np.mean([one.steady_length for one in bursts]))
-    needs = step_bytes(subject.model, sequences, context)
+    needs = step_bytes(target.model, sequences, context)
     if needs.total < _CACHED:
         notes.append("a step reads so little that caches can hold it: no memory-bound limit applies")
-    elif subject.mesh.size == 1:
+    elif target.mesh.size == 1:
         bandwidth = _bandwidth(settings.copied)
         limit = needs.total / bandwidth
         goal = SHARE_GOAL if sequences == 1 and jax.default_backend() != "cpu" else None
@@ -59,7 +59,7 @@ def _measure(subject: Subject, settings: Settings, engine: Engine, sequences: in
             f"{needs.cache / 1e9:.3g} GB keys and values at {bandwidth / 1e9:,.0f} GB/s (measured copy): "
             f"{1e3 * limit:.3g} ms a step, {sequences / limit:,.0f} tokens/s"
         )
-    published = PUBLISHED.get((subject.name, sequences))
+    published = PUBLISHED.get((target.name, sequences))
     if published is not None and jax.default_backend() == "gpu":
         notes.append(published)
     setting = (
@@ -70,7 +70,7 @@ def _measure(subject: Subject, settings: Settings, engine: Engine, sequences: in
 
 
 def figures_of(bursts: list[Burst]) -> list[Figure]:
-    """The figures of a burst, round by round."""
+    """The figures of bursts, one burst per round."""
     return [
         Figure("tokens/s while all decode", "1/s", tuple(b.steady_tokens / b.steady_seconds for b in bursts)),
         Figure("tokens/s with prefill, start to end", "1/s", tuple(b.generated / b.seconds for b in bursts)),
@@ -80,11 +80,11 @@ def figures_of(bursts: list[Burst]) -> list[Figure]:
     ]
 
 
-def _requests(subject: Subject, settings: Settings, count: int, number: int) -> list[Request]:
+def _requests(target: BenchTarget, settings: Settings, count: int, number: int) -> list[Request]:
     generator = np.random.default_rng(number)
     sampling = SamplingParams(max_tokens=settings.generated, min_tokens=settings.generated)
     return [
-        Request(f"{number}.{index}", subject.tokens(generator, settings.prompt), sampling)
+        Request(f"{number}.{index}", target.tokens(generator, settings.prompt), sampling)
         for index in range(count)
     ]
 

@@ -1,1 +1,1 @@
-"""The GPU kernels checked against their references and timed, in one run."""
+"""Checks the GPU kernels against their references and times them, in one run."""

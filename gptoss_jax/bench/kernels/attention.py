@@ -1,10 +1,9 @@
-"""Attention's kernels: random caches at the published models' shapes, checked and timed like the experts."""
+"""Checks and times the attention kernels with random caches at the published models' shapes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +13,12 @@ from pallas_kernels import attention
 from pallas_kernels.platform import using
 
 _ERROR = 1e-2
-"""‖difference‖ / ‖reference‖ for bfloat16 queries, keys and values."""
+"""The largest ‖difference‖ / ‖reference‖ for bfloat16 queries, keys and values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """The sizes that attention depends on; both published models have the same."""
+    """The sizes of attention, the same in both published models."""
 
     query: int = 64
     kv: int = 8
@@ -29,7 +28,7 @@ class Heads:
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
+        """Bytes of one token's keys and values in bfloat16."""
         return 2 * 2 * self.kv * self.size
 
 
@@ -39,9 +38,10 @@ SMALL = Heads(query=4, kv=2, size=32, window=8, page=16)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One operation at one size: `queries` tokens of each of `batch` sequences behind `context` keys in all.
+    """One operation at one size.
 
-    operation: a function of `pallas_kernels.attention`. seen: the keys that a query sees on average.
+    operation: a function of `pallas_kernels.attention`. batch: sequences. queries: query tokens per sequence.
+    context: keys per sequence, the queries' own included. window: None for full attention.
     """
 
     operation: str
@@ -53,31 +53,34 @@ class Case:
 
     @property
     def name(self) -> str:
-        """How the case is listed."""
+        """The name in tables."""
         window = "" if self.window is None else f", window {self.window}"
         return f"{self.operation}, {self.context} keys{window}"
 
     @property
     def seen(self) -> float:
-        """Keys that a query sees, on average."""
+        """The keys that a query sees, on average."""
         before = self.context - self.queries
         seen = before + (self.queries + 1) / 2
         return seen if self.window is None else min(seen, self.window)
 
     @property
     def flops(self) -> float:
-        """Useful operations: two products of every query with every key that it sees."""
+        """Useful operations: two products of each query with each key that it sees."""
         return 4 * self.batch * self.queries * self.seen * self.heads.query * self.heads.size
 
     @property
     def bytes(self) -> float:
-        """Keys and values that somebody sees, each once; queries and results."""
+        """Bytes of all keys and values that a query sees, each once, and of queries and results."""
         keys = self.context if self.window is None else min(self.context, self.window + self.queries - 1)
         tokens = 2 * 2 * self.queries * self.heads.query * self.heads.size
         return self.batch * (keys * self.heads.key_bytes + tokens)
 
-    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
-        """Random arguments of the operation: all sequences have `context` keys, pages lie in any order."""
+    def inputs(self, key: jax.Array) -> tuple[jax.Array, ...]:
+        """Random arguments of the operation.
+
+        All sequences have `context` keys, and pages are in random order.
+        """
         heads, batch = self.heads, self.batch
         draw = iter(jax.random.split(key, 8))
 
@@ -106,17 +109,17 @@ class Case:
         return q, pages, table, positions, sinks
 
     def run(self, mode: str) -> Callable[..., jax.Array]:
-        """The operation in one of the modes of `pallas_kernels.platform`."""
+        """The operation in a mode of `pallas_kernels.platform`."""
         options = {"window": self.window} if self.operation in ("prefill", "decode_ring") else {}
 
-        def run(*inputs: Any) -> jax.Array:
+        def run(*inputs: jax.Array) -> jax.Array:
             with using(mode):
                 return getattr(attention, self.operation)(*inputs, **options)
 
         return run
 
     def check(self, *, interpret: bool) -> Check:
-        """The kernel against the reference in float32."""
+        """Compares the kernel with the reference in float32. interpret: True runs it as plain JAX."""
         inputs = self.inputs(jax.random.key(self.batch + self.context))
         got = jax.jit(self.run("gpu-interpret" if interpret else "gpu"))(*inputs).astype(jnp.float32)
         wide = [
@@ -129,7 +132,7 @@ class Case:
 
 
 def cases(heads: Heads, batches: tuple[int, ...], context: int, chunk: int) -> list[Case]:
-    """Decode steps of full and sliding layers; chunks of a prompt, first and later ones."""
+    """Decode steps of full and sliding layers, and chunks of a prompt, first and later ones."""
     decode = [
         case
         for batch in batches

@@ -1,10 +1,11 @@
-"""GPU kernels against their references on fresh random data: exact where they promise it, close elsewhere."""
+"""Compares GPU kernels with their references on random data: exactly
+where they promise it, closely elsewhere.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from gptoss_jax.bench.kernels.inputs import ACTIVE, LIMIT, Model, random_maps, random_tokens
+from gptoss_jax.bench.kernels.inputs import ACTIVE, LIMIT, Model, random_projections, random_tokens
 from pallas_kernels import mxfp4
 from pallas_kernels.expert_matmul import PackedLinear, gpu, gpu_decoding
 from pallas_kernels.expert_matmul.reference import expert_mlp
@@ -26,26 +27,34 @@ _FLOAT32_ERROR = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One comparison: `error` must be at most `limit` (0: must be equal). An error that is NaN fails."""
+    """One comparison. It passes if `error` is at most `limit`; 0 means equal, and a NaN error fails.
+
+    reason: the exception that was raised instead of a result; empty if there was none.
+    """
 
     name: str
     error: float
     limit: float
+    reason: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the error is within the limit."""
+        """Returns True if the error is within the limit."""
         return self.error <= self.limit
 
 
 def check_decoding(far: bool, *, interpret: bool) -> Check:
-    """Every byte of codes under every scale, bit by bit; counts the weights that differ."""
+    """Decodes every byte with every scale; the error is the number of weights that differ in a bit."""
     last = 255 if far else gpu_decoding.LARGEST_NEAR
     scales = jnp.minimum(jnp.arange(256), last).astype(jnp.uint8)[:, None]
     scales = jnp.broadcast_to(scales, (256, 256 // gpu_decoding.BYTES_PER_BLOCK))
     blocks = jnp.broadcast_to(jnp.arange(256, dtype=jnp.uint8), (256, 256))
 
-    def kernel(blocks: Any, scales: Any, even: Any, odd: Any) -> None:
+    def kernel(blocks: jax.Ref, scales: jax.Ref, even: jax.Ref, odd: jax.Ref) -> None:
+        """blocks uint8 [256, 256], scales uint8 [256, 16]; even, odd bfloat16 [256, 256].
+
+        In device memory.
+        """
         rows = pl.program_id(0) * 16 + jnp.arange(16)[:, None]
         codes = plgpu.load(blocks.at[rows, jnp.arange(256)[None, :]])
         factors = plgpu.load(scales.at[rows, jnp.arange(16)[None, :]])
@@ -68,7 +77,10 @@ def check_decoding(far: bool, *, interpret: bool) -> Check:
 
 
 def check_routing(model: Model, tokens: int, *, interpret: bool) -> Check:
-    """Experts and schedule exactly, weights closely; the error is the weights', or infinite."""
+    """Compares experts and schedule exactly and weights closely.
+
+    The error is that of the weights, or infinite.
+    """
     logits_key, valid_key = jax.random.split(jax.random.key(tokens))
     logits = jax.random.normal(logits_key, (tokens, model.experts))
     valid = jax.random.bernoulli(valid_key, 0.9, (tokens,))
@@ -88,9 +100,12 @@ def check_routing(model: Model, tokens: int, *, interpret: bool) -> Check:
 
 
 def check_experts(model: Model, tokens: int, *, interpret: bool) -> Iterator[Check]:
-    """Both dtypes of activations against the float32 reference: ‖difference‖ / ‖reference‖."""
+    """Compares both dtypes of activations with the float32 reference.
+
+    The error is ‖difference‖ / ‖reference‖.
+    """
     maps_key, tokens_key = jax.random.split(jax.random.key(1000 + tokens))
-    gate_up, down = random_maps(maps_key, model)
+    gate_up, down = random_projections(maps_key, model)
     x, route = random_tokens(tokens_key, model, tokens)
 
     def run(x: jax.Array, route: Route, gate_up: PackedLinear, down: PackedLinear) -> jax.Array:

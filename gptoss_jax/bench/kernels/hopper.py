@@ -1,10 +1,11 @@
-"""Lowering and compiling for a Hopper GPU on a machine without one."""
+"""Lowers and compiles for a Hopper GPU on a machine without one."""
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 KERNEL_CALL = "xla.gpu.triton"
-"""What a Triton kernel is called in a lowered program."""
+"""The name of a Triton kernel's call in a lowered program."""
 
 _H200 = """
 gpu_device_info {
@@ -46,38 +47,50 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 }
 device_description_str: "NVIDIA H200"
 """
-"""What XLA wants to know of the GPU that it compiles for (a GpuTargetConfigProto)."""
+"""The description of the GPU for XLA (a GpuTargetConfigProto)."""
 
 
-def lower_for_hopper(function: Callable[..., Any], *arguments: Any) -> str:
+def lower_for_hopper(function: Callable[..., object], *arguments: object) -> str:
     """The StableHLO of `function` on `arguments` (arrays or their shapes), kernels lowered for an H200."""
     device = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
     mesh = AbstractMesh((1,), ("gpu",), axis_types=(AxisType.Auto,), abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with jax.sharding.use_abstract_mesh(mesh), _without_triton_warning():
         traced = jax.jit(function).trace(*_on(mesh, arguments))
         return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def can_compile() -> bool:
-    """Whether jax's compiler for NVIDIA GPUs is installed; it needs neither a GPU nor CUDA's libraries."""
+    """Returns True if jax's compiler for NVIDIA GPUs is installed.
+
+    It needs neither a GPU nor CUDA's libraries.
+    """
     return any(importlib.util.find_spec(name) for name in ("jax_cuda13_plugin", "jax_cuda12_plugin"))
 
 
-def compile_for_hopper(function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
+def compile_for_hopper(function: Callable[..., object], *arguments: object) -> jax.stages.Compiled:
     """`function` on `arguments` (arrays or their shapes) compiled to machine code for an H200.
 
-    Errors are those that the compiler would give there: shared memory or registers that do not suffice, say.
+    Raises the compiler's errors, for example for too little shared memory or too few registers.
     """
     topology = topologies.get_topology_desc("H200", platform="cuda", target_config=_H200, topology="1x1x1")
     mesh = Mesh(np.array(topology.devices[:1]), ("gpu",))
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _without_triton_warning():
         return jax.jit(function).lower(*_on(mesh, arguments)).compile()
 
 
+@contextmanager
+def _without_triton_warning() -> Iterator[None]:
+    """Hides jax 0.12.0.1's warning that Pallas' Triton backend is deprecated. Other warnings pass.
+
+    Users need not act on it: the `cuda` extra ends at the newest jax that the kernels were lowered with.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+        yield
+
+
 def _on(mesh: Mesh | AbstractMesh, arguments: Any) -> Any:
-    """The shapes of arrays that lie on a mesh, whole on each of its devices."""
+    """The shapes of the arguments as arrays replicated over a mesh."""
     sharding = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(
         lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding), arguments

@@ -1,4 +1,4 @@
-"""Fresh random inputs at the published models' shapes, made on the device."""
+"""Random inputs at the published models' shapes, made on the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 7.0
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The sizes of a model that its expert layers depend on."""
+    """The sizes of a model's expert layers."""
 
     name: str
     experts: int
@@ -26,7 +26,7 @@ class Model:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert: codes, scales and bfloat16 biases of its three maps."""
+        """Bytes of one expert: codes, scales and bfloat16 biases of its three projections."""
         weights = 3 * self.inner * self.hidden
         return weights // 2 + weights // 32 + 2 * (2 * self.inner + self.hidden)
 
@@ -38,16 +38,16 @@ class Model:
 
 MODELS = (Model("20b", 32), Model("120b", 128))
 SMALL = Model("small", 6, hidden=96, inner=64)
-"""What is run where there is no GPU."""
+"""The sizes that run without a GPU."""
 
 
-def random_maps(key: jax.Array, model: Model) -> tuple[PackedLinear, PackedLinear]:
-    """Gate-and-up and down maps of one layer, of codes of every kind."""
+def random_projections(key: jax.Array, model: Model) -> tuple[PackedLinear, PackedLinear]:
+    """gate_up and down of one layer, with random codes and scales."""
 
     def packed(key: jax.Array, outputs: tuple[int, ...], inputs: int) -> PackedLinear:
         codes, scales, bias = jax.random.split(key, 3)
         shape = (model.experts, *outputs)
-        # Scales around those that give outputs as large as the inputs: codes are 2.7 in root mean square.
+        # Scales that make outputs about as large as inputs: the root mean square of the codes is 2.7.
         middle = 127 - round(math.log2(2.7 * math.sqrt(inputs)))
         return PackedLinear(
             jax.random.bits(codes, (*shape, inputs // 2), jnp.uint8),

@@ -1,48 +1,51 @@
-"""The programs that are timed, lowered and compiled: the expert layer in each of its forms, and routing."""
+"""The programs to time, lower and compile: the expert layer in several forms, and routing."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from gptoss_jax.bench.kernels.inputs import ACTIVE, LIMIT, Model, random_maps, random_tokens
+from gptoss_jax.bench.kernels.inputs import ACTIVE, LIMIT, Model, random_projections, random_tokens
 from pallas_kernels.expert_matmul import PackedLinear, gpu
 from pallas_kernels.expert_matmul.reference import clamped_swiglu
 from pallas_kernels.platform import using
-from pallas_kernels.routing import Route, group_by_expert, route_and_schedule
+from pallas_kernels.routing import Route, Schedule, group_by_expert, route_and_schedule
 
-Maps = tuple[PackedLinear, PackedLinear]
+Projections = tuple[PackedLinear, PackedLinear]
 
 
-def experts(x: jax.Array, route: Route, maps: Maps) -> jax.Array:
-    """The kernels of this project, schedule included."""
+def experts(x: jax.Array, route: Route, projections: Projections) -> jax.Array:
+    """The expert layer on this project's kernels, with its schedule."""
     with using("gpu"):
-        return gpu.expert_mlp(x, route, *maps, LIMIT)
+        return gpu.expert_mlp(x, route, *projections, LIMIT)
 
 
-def experts_with(plan: gpu.Plan) -> Callable[[jax.Array, Route, Maps], jax.Array]:
-    """The same with another plan than the table's, to find out whether it is faster."""
+def experts_with(plan: gpu.Plan) -> Callable[[jax.Array, Route, Projections], jax.Array]:
+    """The expert layer with a given plan instead of the table's."""
 
-    def run(x: jax.Array, route: Route, maps: Maps) -> jax.Array:
+    def run(x: jax.Array, route: Route, projections: Projections) -> jax.Array:
         with using("gpu"):
-            return gpu.expert_mlp(x, route, *maps, LIMIT, plan=plan)
+            return gpu.expert_mlp(x, route, *projections, LIMIT, plan=plan)
 
     return run
 
 
-def routing(logits: jax.Array, tile: int) -> Any:
-    """Experts, weights and schedule from the router's logits."""
+def routing(logits: jax.Array, tile: int) -> tuple[Route, Schedule]:
+    """Route and schedule from the router's logits."""
     with using("gpu"):
         return route_and_schedule(logits, ACTIVE, tile)
 
 
-def ragged(x: jax.Array, route: Route, maps: Maps) -> jax.Array:
-    """The expert layer by `jax.lax.ragged_dot`; the maps' `blocks` are bfloat16 weights [E, in, out]."""
-    gate_up, down = maps
+def ragged(x: jax.Array, route: Route, projections: Projections) -> jax.Array:
+    """The expert layer by `jax.lax.ragged_dot`.
+
+    The projections' `blocks` are bfloat16 weights [E, in, out].
+    """
+    gate_up, down = projections
     count = down.blocks.shape[0]
     groups = group_by_expert(route.experts, count)
     ids = jnp.minimum(route.experts.reshape(-1)[groups.pairs], count - 1)
@@ -55,7 +58,7 @@ def ragged(x: jax.Array, route: Route, maps: Maps) -> jax.Array:
     return jnp.zeros(x.shape, jnp.float32).at[groups.pairs // ACTIVE].add(weighted).astype(x.dtype)
 
 
-def ragged_maps(key: jax.Array, model: Model) -> Maps:
+def ragged_projections(key: jax.Array, model: Model) -> Projections:
     """Random bfloat16 weights of one layer in the form of `ragged`."""
 
     def dense(key: jax.Array, inputs: int, outputs: int) -> PackedLinear:
@@ -66,9 +69,11 @@ def ragged_maps(key: jax.Array, model: Model) -> Maps:
     return dense(gate_up, model.hidden, 2 * model.inner), dense(down, model.inner, model.hidden)
 
 
-def shapes(model: Model, tokens: int, dtype: Any = jnp.bfloat16) -> tuple[Any, Route, Maps]:
-    """The arguments of `experts` as shapes only."""
+def shapes(
+    model: Model, tokens: int, dtype: DTypeLike = jnp.bfloat16
+) -> tuple[jax.ShapeDtypeStruct, Route, Projections]:
+    """The arguments of `experts`, as shapes."""
     key = jax.random.key(0)
-    maps = jax.eval_shape(functools.partial(random_maps, model=model), key)
+    projections = jax.eval_shape(functools.partial(random_projections, model=model), key)
     x, route = jax.eval_shape(functools.partial(random_tokens, model=model, tokens=tokens), key)
-    return jax.ShapeDtypeStruct(x.shape, dtype), route, maps
+    return jax.ShapeDtypeStruct(x.shape, dtype), route, projections

@@ -1,8 +1,7 @@
-"""What `scripts/bench_kernels` does: check every GPU kernel, then time it against the device's ceilings.
+"""`scripts/bench_kernels`: check every GPU kernel, then time it and compare it with the device's ceilings.
 
-Each figure stands beside the time that the device would need at least: the bytes of the experts that were
-chosen, at the measured copy bandwidth, or the useful operations, at the measured matmul rate, whichever is
-longer.
+Each time stands beside its floor, the shortest possible time: the bytes of the chosen experts at the measured
+copy bandwidth, or the useful operations at the measured matmul rate, whichever is longer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gptoss_jax.bench.kernels import attention, ceilings, checks, hopper, programs
-from gptoss_jax.bench.kernels.inputs import ACTIVE, MODELS, SMALL, Model, random_maps, random_tokens
+from gptoss_jax.bench.kernels.inputs import ACTIVE, MODELS, SMALL, Model, random_projections, random_tokens
 from gptoss_jax.bench.kernels.timing import Timing, time_calls
 from pallas_kernels.expert_matmul import gpu
 from pallas_kernels.routing import Route
@@ -29,18 +28,18 @@ from pallas_kernels.routing import Route
 DECODE = (1, 8, 64)
 PREFILL = 4096
 LAYERS = 4
-"""Sets of weights that calls take in turn."""
+"""Sets of weights that the calls use in turn."""
 CALLS = 16
 """Calls with different tokens in one timed program."""
 CACHES = 4
-"""Key-value caches that attention takes in turn."""
+"""Key-value caches that the calls use in turn."""
 ATTENTION = attention.cases(attention.PUBLISHED, DECODE, context=8192, chunk=2048)
 INTERPRETED_ATTENTION = attention.cases(attention.SMALL, (3,), context=40, chunk=24)
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """The time of one layer's experts, routing or attention; its floors, in seconds, at the ceilings."""
+    """The time of one layer's experts, routing or attention, and its floors in seconds."""
 
     model: str
     tokens: int
@@ -51,7 +50,7 @@ class Figure:
 
     @property
     def share(self) -> float:
-        """Floor over time: 1 would be perfect."""
+        """Floor ÷ time; 1 is the best possible."""
         return max(self.bytes_floor, self.flops_floor) / self.timing.seconds
 
     def __str__(self) -> str:
@@ -61,8 +60,21 @@ class Figure:
         return f"{self.model:<5}{self.tokens:>7}  {self.what:<38}{micros}{floor}{self.share:>7.2f}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A case that could not be timed. reason: the type of the error and its first line."""
+
+    model: str
+    tokens: int
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.model:<5}{self.tokens:>7}  {self.what:<38}FAILED: {self.reason}"
+
+
 def main() -> int:
-    """Reads the command line; returns 1 if a check failed."""
+    """Reads the command line; returns 1 if a check failed or a case could not run."""
     parser = argparse.ArgumentParser(prog="bench_kernels", description=__doc__)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write every figure and check here, as JSON")
     parser.add_argument(
@@ -80,47 +92,59 @@ def main() -> int:
 
 
 def run_without_gpu() -> int:
-    """Checks the kernels interpreted at a small size; lowers, and if possible compiles, them for an H200."""
-    done = [checks.check_decoding(far, interpret=True) for far in (False, True)]
-    done.append(checks.check_routing(SMALL, 21, interpret=True))
-    done += checks.check_experts(SMALL, 21, interpret=True)
-    done += [case.check(interpret=True) for case in INTERPRETED_ATTENTION]
-    _print_checks(done)
-    build = hopper.compile_for_hopper if hopper.can_compile() else hopper.lower_for_hopper
-    for model in MODELS:
-        for tokens in (*DECODE, PREFILL):
-            x, route, maps = programs.shapes(model, tokens)
-            build(programs.experts, x, route, maps)
-            logits = jax.ShapeDtypeStruct((tokens, model.experts), jnp.float32)
-            build(functools.partial(programs.routing, tile=16), logits)
-    for case in ATTENTION:
-        build(case.run("gpu"), *jax.eval_shape(case.inputs, jax.random.key(0)))
-    verb, names = "compiled" if hopper.can_compile() else "lowered", ", ".join(m.name for m in MODELS)
-    print(f"Experts, routing and attention {verb} for an H200 at the shapes of {names}.")
+    """Checks interpreted kernels at a small size; lowers them for an H200, and compiles them if possible."""
+    build: Callable[..., object] = (
+        hopper.compile_for_hopper if hopper.can_compile() else hopper.lower_for_hopper
+    )
+    verb = "compiled" if hopper.can_compile() else "lowered"
+    todo: list[tuple[str, _Checking]] = [
+        ("decoding", functools.partial(checks.check_decoding, far, interpret=True)) for far in (False, True)
+    ]
+    todo.append(("routing", functools.partial(checks.check_routing, SMALL, 21, interpret=True)))
+    todo.append(("experts", functools.partial(checks.check_experts, SMALL, 21, interpret=True)))
+    todo += [(case.name, functools.partial(case.check, interpret=True)) for case in INTERPRETED_ATTENTION]
+    done = list(_checked(todo))
+    built = [_attempt(name, functools.partial(_built, build, program)) for name, program in _programs()]
+    not_built = [check for checks in built for check in checks if not check.passed]
+    _print_checks(not_built)
+    names = ", ".join(model.name for model in MODELS)
+    print(
+        f"Experts, routing and attention {verb} for an H200 at the shapes of {names}: "
+        f"{len(built) - len(not_built)} of {len(built)} programs."
+    )
     print("There is no GPU here: kernels ran interpreted, nothing was timed, and no figure exists.")
-    return 0 if all(check.passed for check in done) else 1
+    return 0 if all(check.passed for check in (*done, *not_built)) else 1
 
 
 def run_on_gpu(options: argparse.Namespace) -> int:
-    """Checks, times, prints the table last."""
+    """Checks and times all cases and prints the table at the end.
+
+    A case that raises becomes a row; others continue.
+    """
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}, Python {host.python_version()}", flush=True)
     done = list(check_on_gpu())
-    figures: list[Figure] = []
+    rows: list[Figure | Failure] = []
     limits: dict[str, float] = {}
     if not options.checks_only:
-        limits = {"bytes": ceilings.copy_bandwidth(), "flops": ceilings.matmul_rate()}
+        try:
+            limits = {"bytes": ceilings.copy_bandwidth(), "flops": ceilings.matmul_rate()}
+        except Exception as error:  # times need ceilings to compare with
+            rows.append(Failure("all", 0, "ceilings", _reason(error)))
+    if limits:
         print(f"copy {limits['bytes'] / 1e12:.2f} TB/s, bfloat16 matmul {limits['flops'] / 1e12:.0f} TFLOP/s")
         jobs = (
             tune(options.tune) if options.tune else itertools.chain(experts_and_routing(), attention_jobs())
         )
         for job in jobs:
-            figure = job.measure(limits)
-            if figure is not None:
-                figures.append(figure)
-                print(f"  {figure}", flush=True)
-                for name, seconds in list(figure.timing.kernels.items())[:6]:
+            row = job.measure(limits)
+            rows.append(row)
+            print(f"  {row}", flush=True)
+            if isinstance(row, Figure):
+                for name, seconds in list(row.timing.kernels.items())[:6]:
                     print(f"{seconds * 1e6:56.1f}  {name[:60]}", flush=True)
+    figures = [row for row in rows if isinstance(row, Figure)]
+    failures = [row for row in rows if isinstance(row, Failure)]
     if options.out:
         report = {
             "device": device.device_kind,
@@ -128,19 +152,26 @@ def run_on_gpu(options: argparse.Namespace) -> int:
             "ceilings": limits,
             "checks": [dataclasses.asdict(check) | {"passed": check.passed} for check in done],
             "figures": [dataclasses.asdict(figure) | {"share": figure.share} for figure in figures],
+            "failures": [dataclasses.asdict(failure) for failure in failures],
         }
         options.out.write_text(json.dumps(report, indent=1) + "\n")
-    if figures:
+    if rows:
         print(f"\n{'model':<5}{'tokens':>7}  {'what':<38}{'µs a layer':>19}{'floor µs':>18}{'share':>7}")
-        print(*figures, sep="\n")
+        print(*rows, sep="\n")
     failed = sum(not check.passed for check in done)
-    print(f"{len(done) - failed} of {len(done)} checks passed")
-    return 1 if failed else 0
+    print(f"{len(done) - failed} of {len(done)} checks passed; {len(failures)} of {len(rows)} cases failed")
+    return 1 if failed or failures else 0
+
+
+_Checking = Callable[[], checks.Check | Iterator[checks.Check]]
 
 
 def check_on_gpu() -> Iterator[checks.Check]:
-    """Every check at real sizes, printed as it is done; a kernel that cannot run has failed its check."""
-    todo: list[tuple[str, Callable[[], checks.Check | Iterator[checks.Check]]]] = [
+    """Runs every check at real sizes, printing each when it is done.
+
+    A kernel that cannot run fails its check.
+    """
+    todo: list[tuple[str, _Checking]] = [
         ("decoding", functools.partial(checks.check_decoding, far, interpret=False)) for far in (False, True)
     ]
     for model, tokens in itertools.product(MODELS, (*DECODE, PREFILL)):
@@ -148,72 +179,105 @@ def check_on_gpu() -> Iterator[checks.Check]:
             name = f"{check.__name__}, {model.name}, {tokens} tokens"
             todo.append((name, functools.partial(check, model, tokens, interpret=False)))
     todo += [(case.name, functools.partial(case.check, interpret=False)) for case in ATTENTION]
+    yield from _checked(todo)
+
+
+def _checked(todo: Sequence[tuple[str, _Checking]]) -> Iterator[checks.Check]:
     for name, run in todo:
-        try:
-            found = run()
-            done = [found] if isinstance(found, checks.Check) else list(found)
-        except jax.errors.JaxRuntimeError as error:
-            print(f"{name}: {str(error).splitlines()[0]}", flush=True)
-            done = [checks.Check(name, float("inf"), 0)]
+        done = _attempt(name, run)
         _print_checks(done)
         yield from done
 
 
+def _attempt(name: str, run: _Checking) -> list[checks.Check]:
+    """The checks that `run` returns; an exception of any type becomes a failed check."""
+    done: list[checks.Check] = []
+    try:
+        found = run()
+        done += [found] if isinstance(found, checks.Check) else found
+    except Exception as error:
+        done.append(checks.Check(name, float("inf"), 0, _reason(error)))
+    return done
+
+
+def _reason(error: Exception) -> str:
+    first, *_ = [*filter(None, str(error).splitlines()), ""]
+    return f"{type(error).__name__}: {first}"
+
+
+def _programs() -> Iterator[tuple[str, tuple[Callable[..., object], tuple[object, ...]]]]:
+    """Every program at the published shapes: its name, its function, and its operands' shapes."""
+    for model, tokens in itertools.product(MODELS, (*DECODE, PREFILL)):
+        where = f"{model.name}, {tokens} tokens"
+        yield f"experts, {where}", (programs.experts, programs.shapes(model, tokens))
+        logits = jax.ShapeDtypeStruct((tokens, model.experts), jnp.float32)
+        yield f"routing, {where}", (functools.partial(programs.routing, tile=16), (logits,))
+    for case in ATTENTION:
+        yield case.name, (case.run("gpu"), jax.eval_shape(case.inputs, jax.random.key(0)))
+
+
+def _built(
+    build: Callable[..., object], program: tuple[Callable[..., object], tuple[object, ...]]
+) -> checks.Check:
+    function, operands = program
+    build(function, *operands)
+    return checks.Check("built", 0, 0)
+
+
+_Prepared = tuple[Callable[[], Timing], tuple[float, float]]
+_Layers = Callable[[], Sequence[programs.Projections]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Something to be timed, and the bytes and operations that it needs at least."""
+    """Something to time. prepare: makes the operands; returns a function
+    that times it, its bytes and its operations.
+    """
 
     model: str
     tokens: int
     what: str
-    time: Callable[[], Timing]
-    needs: tuple[float, float]
+    prepare: Callable[[], _Prepared]
 
-    def measure(self, limits: dict[str, float]) -> Figure | None:
-        """The figure; None, and a line that says why, where the program does not run on this device."""
+    def measure(self, limits: dict[str, float]) -> Figure | Failure:
+        """The figure, or a `Failure` if the case raises an exception of any type."""
         try:
-            timing = self.time()
-        except jax.errors.JaxRuntimeError as error:
-            print(f"  {self.model} {self.tokens} {self.what}: {str(error).splitlines()[0]}", flush=True)
-            return None
-        floors = self.needs[0] / limits["bytes"], self.needs[1] / limits["flops"]
+            time, needs = self.prepare()
+            timing = time()
+        except Exception as error:
+            return Failure(self.model, self.tokens, self.what, _reason(error))
+        floors = needs[0] / limits["bytes"], needs[1] / limits["flops"]
         return Figure(self.model, self.tokens, self.what, timing, *floors)
 
 
 def experts_and_routing() -> Iterator[Job]:
-    """Experts and routing, model by model; the weights of one at a time are on the device."""
+    """Experts and routing, model by model, so that only one model's weights are on the device."""
     for model in MODELS:
-        layers = _layers(random_maps, model, LAYERS)
+        layers = functools.cache(functools.partial(_layers, random_projections, model, LAYERS))
         for tokens in (*DECODE, PREFILL):
-            inputs = _inputs(model, tokens)
-            time = functools.partial(time_calls, programs.experts, inputs, layers)
-            yield Job(model.name, tokens, "experts", time, _needs(model, inputs))
-            yield _routing(model, tokens)
-        layers = _layers(programs.ragged_maps, model, 2)
+            yield Job(model.name, tokens, "experts", functools.partial(_experts, model, tokens, layers))
+            yield Job(model.name, tokens, "routing and schedule", functools.partial(_routing, model, tokens))
+        layers = functools.cache(functools.partial(_layers, programs.ragged_projections, model, 2))
         for tokens in (*DECODE, PREFILL):
-            inputs = _inputs(model, tokens)[:2]
-            time = functools.partial(time_calls, programs.ragged, inputs, layers)
-            needs = _needs(model, inputs, bits=16)
-            yield Job(model.name, tokens, "jax.lax.ragged_dot, bfloat16", time, needs)
+            prepare = functools.partial(_ragged, model, tokens, layers)
+            yield Job(model.name, tokens, "jax.lax.ragged_dot, bfloat16", prepare)
 
 
 def attention_jobs() -> Iterator[Job]:
-    """A layer's attention, which is the same in all models."""
+    """Attention of a layer, which is the same in both models."""
     for case in ATTENTION:
-        inputs = [jax.jit(case.inputs)(jax.random.key(n)) for n in range(CACHES)]
-        calls = inputs * (CALLS // CACHES if case.queries == 1 else 1)
-        time = functools.partial(time_calls, case.run("gpu"), calls)
-        yield Job("all", case.batch * case.queries, case.name, time, (case.bytes, case.flops))
+        yield Job("all", case.batch * case.queries, case.name, functools.partial(_attention, case))
 
 
 def tune(tokens: int) -> Iterator[Job]:
-    """Experts with the table's plan and with plans next to it."""
+    """Experts with the table's plan and with similar plans."""
     for model in MODELS:
-        layers = _layers(random_maps, model, LAYERS)
-        inputs = _inputs(model, tokens)
+        layers = functools.cache(functools.partial(_layers, random_projections, model, LAYERS))
         for label, plan in _plans(model, tokens):
-            time = functools.partial(time_calls, programs.experts_with(plan), inputs, layers, rounds=5)
-            yield Job(model.name, tokens, label, time, _needs(model, inputs))
+            prepare = functools.partial(
+                _experts, model, tokens, layers, programs.experts_with(plan), rounds=5
+            )
+            yield Job(model.name, tokens, label, prepare)
 
 
 def _plans(model: Model, tokens: int) -> Iterator[tuple[str, gpu.Plan]]:
@@ -238,22 +302,18 @@ def _plans(model: Model, tokens: int) -> Iterator[tuple[str, gpu.Plan]]:
             yield " ".join(["experts", *(f"{name} {value}" for name, value in change.items())]), other
 
 
-def measure_attention(limits: dict[str, float]) -> Iterator[Figure]:
-    """A layer's attention, which is the same in all models."""
-    for case in ATTENTION:
-        inputs = [jax.jit(case.inputs)(jax.random.key(n)) for n in range(CACHES)]
-        timing = time_calls(case.run("gpu"), inputs * (CALLS // CACHES if case.queries == 1 else 1))
-        floors = case.bytes / limits["bytes"], case.flops / limits["flops"]
-        yield Figure("all", case.batch * case.queries, case.name, timing, *floors)
-
-
-def _layers(make: Callable[..., programs.Maps], model: Model, count: int) -> list[programs.Maps]:
+def _layers(
+    make: Callable[..., programs.Projections], model: Model, count: int
+) -> list[programs.Projections]:
     make = jax.jit(make, static_argnums=1)
     return [make(jax.random.key(n), model) for n in range(count)]
 
 
 def _inputs(model: Model, tokens: int) -> list[tuple[jax.Array, Route]]:
-    """Tokens for several calls; two for a prefill, which reads every expert and so sweeps any cache."""
+    """Tokens for several calls.
+
+    Only two for a prefill, which reads every expert and so overwrites any cache.
+    """
     make = jax.jit(random_tokens, static_argnums=(1, 2))
     count = 2 if tokens == PREFILL else CALLS
     return [make(jax.random.key(100 * tokens + n), model, tokens) for n in range(count)]
@@ -262,22 +322,45 @@ def _inputs(model: Model, tokens: int) -> list[tuple[jax.Array, Route]]:
 def _needs(
     model: Model, inputs: Sequence[tuple[jax.Array, Route]], bits: float = 4.25
 ) -> tuple[float, float]:
-    """Bytes and operations of the average call."""
+    """Bytes and operations of a call, on average."""
     chosen = float(np.mean([len(np.unique(np.asarray(route.experts))) for _, route in inputs]))
     tokens = inputs[0][0].shape[0]
     activations = 2 * 2 * tokens * model.hidden
     return chosen * model.expert_bytes * bits / 4.25 + activations, tokens * ACTIVE * model.pair_flops
 
 
-def _routing(model: Model, tokens: int) -> Job:
+def _experts(
+    model: Model,
+    tokens: int,
+    layers: _Layers,
+    program: Callable[..., jax.Array] = programs.experts,
+    rounds: int = 9,
+) -> _Prepared:
+    inputs = _inputs(model, tokens)
+    return functools.partial(time_calls, program, inputs, layers(), rounds=rounds), _needs(model, inputs)
+
+
+def _ragged(model: Model, tokens: int, layers: _Layers) -> _Prepared:
+    inputs = _inputs(model, tokens)[:2]
+    return functools.partial(time_calls, programs.ragged, inputs, layers()), _needs(model, inputs, bits=16)
+
+
+def _routing(model: Model, tokens: int) -> _Prepared:
     tile = gpu.plan_for(tokens * ACTIVE, model.experts).rows
     keys = jax.random.split(jax.random.key(tokens), CALLS)
     inputs = [(jax.random.normal(key, (tokens, model.experts)),) for key in keys]
     time = functools.partial(time_calls, functools.partial(programs.routing, tile=tile), inputs)
-    return Job(model.name, tokens, "routing and schedule", time, (4.0 * inputs[0][0].size, 0.0))
+    return time, (4.0 * inputs[0][0].size, 0.0)
+
+
+def _attention(case: attention.Case) -> _Prepared:
+    inputs = [jax.jit(case.inputs)(jax.random.key(n)) for n in range(CACHES)]
+    calls = inputs * (CALLS // CACHES if case.queries == 1 else 1)
+    return functools.partial(time_calls, case.run("gpu"), calls), (case.bytes, case.flops)
 
 
 def _print_checks(done: Sequence[checks.Check]) -> None:
     for check in done:
         verdict = "ok" if check.passed else "FAILED"
-        print(f"{check.name:<44}{check.error:>10.2g}  at most {check.limit:g}  {verdict}", flush=True)
+        line = f"{check.name:<44}{check.error:>10.2g}  at most {check.limit:g}  {verdict}"
+        print(f"{line}: {check.reason}" if check.reason else line, flush=True)

@@ -1,4 +1,4 @@
-"""Time on a device whose work is asynchronous: many calls in one program, many programs in a row."""
+"""Times calls on an asynchronous device: many calls per program, many programs in a row."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: the median over rounds, and how far apart the middle half of them lies.
+    """Seconds of one call: the median over rounds, and the interquartile range as `spread`.
 
-    `kernels`: the seconds of one call that the profiler saw in each kernel, by name; empty where it saw none.
+    kernels: seconds of one call in each kernel by name, from the profiler; empty if it saw none.
     """
 
     seconds: float
@@ -27,22 +26,22 @@ class Timing:
 
 
 def time_calls(
-    step: Callable[..., Any],
-    inputs: Sequence[tuple[Any, ...]],
-    weights: Sequence[Any] = (),
+    step: Callable[..., object],
+    inputs: Sequence[tuple[object, ...]],
+    weights: Sequence[object] = (),
     *,
     rounds: int = 9,
     seconds_a_round: float = 0.05,
 ) -> Timing:
-    """How long `step(*input, weight)` takes; calls take the inputs in order and the weights in turn.
+    """Times `step(*input, weight)`. Calls use the inputs in order and the weights in turn.
 
-    What the calls touch should together be larger than any cache. All of them are one compiled program, so
-    that what the host does between two calls does not count; it is run several times before anything is
-    waited for, so that a wait is shared by many calls.
+    Together, the calls should touch more memory than any cache holds. All calls are one compiled program, so
+    that the host does nothing between them, and the program runs several times before a wait, so that many
+    calls share it.
     """
 
     @jax.jit
-    def program(inputs: Sequence[tuple[Any, ...]], weights: Sequence[Any]) -> list[Any]:
+    def program(inputs: Sequence[tuple[object, ...]], weights: Sequence[object]) -> list[object]:
         chosen = [(weights[n % len(weights)],) if weights else () for n in range(len(inputs))]
         return [step(*each, *weight) for each, weight in zip(inputs, chosen, strict=True)]
 
@@ -65,8 +64,8 @@ def time_calls(
     )
 
 
-def _profile(run: Callable[[], Any]) -> dict[str, float]:
-    """Seconds in each kernel on a GPU while `run` runs, the longest first."""
+def _profile(run: Callable[[], object]) -> dict[str, float]:
+    """Seconds in each GPU kernel during `run`, the longest first."""
     totals: dict[str, float] = collections.defaultdict(float)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

@@ -1,7 +1,7 @@
-"""`gptoss-jax harmony`: render, parse, view and convert conversations, with pipes in mind.
+"""`gptoss-jax harmony`: render, parse, view and convert conversations, also in pipes.
 
-None of these commands needs a model, and none imports jax. What a user can get wrong raises
-HarmonyFormatError, which the command line prints as one line.
+None of these commands loads a model or imports jax. Wrong input raises HarmonyFormatError, which the command
+line prints as one line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _FORMS = "a harmony conversation, a Chat Completions or Responses request, or Ch
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command, its own commands and their options."""
+    """Adds the command `harmony`, its subcommands and their options."""
     parser = commands.add_parser(
         "harmony",
         help="render, parse, view and convert conversations",
@@ -30,8 +30,8 @@ def _add_render(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "render",
         help="conversation → text with special tokens, or token ids",
-        description="Print a conversation as the model reads it: text with special tokens, exactly, or with "
-        "--tokens the ids on one line, which `gptoss-jax harmony parse` reads.",
+        description="Print a conversation exactly as the model reads it: as text with special tokens, or "
+        "with --tokens as token ids on one line. `gptoss-jax harmony parse` reads both.",
         allow_abbrev=False,
     )
     _add_input(parser)
@@ -40,15 +40,16 @@ def _add_render(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--for",
         dest="purpose",
         choices=("conversation", "completion", "training"),
+        metavar="PURPOSE",
         default="conversation",
-        help="conversation: the messages as they are (default); completion: the prompt after which the "
-        "assistant speaks; training: a last final message ends in <|return|>",
+        help="conversation: the messages as they are (default); completion: the prompt for the assistant's "
+        "next message; training: a last final message ends in <|return|>",
     )
     parser.add_argument(
         "--analysis",
         choices=("compatible", "guide", "none"),
-        help="which earlier analysis messages are left out: as openai-harmony does (default for completion "
-        "and training), as the format's guide says, or none (default for conversation)",
+        help="which old analysis messages are dropped: compatible: as openai-harmony does (default for "
+        "completion and training); guide: as OpenAI's guide says; none: none (default for conversation)",
     )
     parser.add_argument(
         "--recipient",
@@ -59,8 +60,8 @@ def _add_render(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--schema",
         choices=("compatible", "improved"),
         default="compatible",
-        help="how functions' JSON Schemas are written: as openai-harmony does (default), or everything they "
-        "say, anyOf, $ref and const included",
+        help="how the JSON Schemas of functions are written: compatible: as openai-harmony does (default); "
+        "improved: everything that they say, also anyOf, $ref and const",
     )
     _add_vocabulary(parser)
     parser.set_defaults(run=_render)
@@ -70,8 +71,8 @@ def _add_parse(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "parse",
         help="token ids, or text with special tokens → messages as JSON",
-        description="Print the messages of a completion or a rendered conversation as JSON, with what was "
-        "wrong in it. Any input is read and no text is lost, unless --strict is given.",
+        description="Print the messages of a completion or a rendered conversation as JSON, and what was "
+        "wrong with it. Without --strict any input is accepted, and no text is lost.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -87,13 +88,14 @@ def _add_parse(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         dest="form",
         choices=("auto", "tokens", "text"),
         default="auto",
-        help="what the input is (default: auto, tokens if there are only numbers)",
+        help="what the input is (default: auto: tokens if it has only numbers, else text)",
     )
     parser.add_argument(
         "--role",
         choices=("assistant", "user", "system", "developer", "tool", "none"),
-        help="the role whose header the input begins in; none: it begins with <|start|> "
-        "(default: assistant, or none if it does begin with <|start|>)",
+        metavar="ROLE",
+        help="the input is what follows <|start|>ROLE: assistant, user, system, developer or tool; none: it "
+        "begins with <|start|> itself (default: none if it does, else assistant)",
     )
     parser.add_argument(
         "--strict", action="store_true", help="refuse malformed input, as openai-harmony does"
@@ -106,8 +108,8 @@ def _add_view(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = commands.add_parser(
         "view",
         help="show a conversation with its channels, calls and token counts",
-        description="Show a conversation, in colour on a terminal: headers, channels, calls, and how many "
-        "tokens each message has. Characters that would act on the terminal are shown escaped.",
+        description="Show a conversation, in colour on a terminal: headers, channels, calls, and the number "
+        "of tokens of each message. Characters that would control the terminal are shown escaped.",
         allow_abbrev=False,
     )
     _add_input(parser)
@@ -116,7 +118,7 @@ def _add_view(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     how.add_argument(
         "--side-by-side",
         choices=("chatml",),
-        help="show harmony and ChatML beside each other, and what ChatML loses",
+        help="show harmony and ChatML side by side, and what is lost in ChatML",
     )
     parser.add_argument(
         "--color",
@@ -132,8 +134,8 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = commands.add_parser(
         "convert",
         help="ChatML, Chat Completions or Responses → harmony JSON, or any of them → ChatML",
-        description="Print a conversation as harmony JSON or as ChatML. What ChatML cannot carry is listed "
-        "on standard error.",
+        description="Print a conversation as harmony JSON or as ChatML. What is lost in ChatML is listed on "
+        "standard error.",
         allow_abbrev=False,
     )
     _add_input(parser)
@@ -149,13 +151,14 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="form",
         choices=("auto", "harmony", "chat", "responses", "chatml"),
+        metavar="FORM",
         default="auto",
-        help="what FILE is (default: auto, told by its keys)",
+        help="what FILE is: harmony, chat, responses or chatml (default: auto: its keys decide)",
     )
     parser.add_argument(
         "--date",
         metavar="YYYY-MM-DD",
-        help="the current date that a request or a ChatML transcript is given (default: today)",
+        help="the current date in the system message of a request or a ChatML transcript (default: today)",
     )
 
 
@@ -168,7 +171,8 @@ def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# The modules behind the commands load pydantic and a vocabulary: only when they run.
+# The modules of the commands import pydantic and load a vocabulary, so each is imported when its command
+# runs.
 
 
 def _render(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`gptoss-jax harmony convert`: conversations between harmony, OpenAI's API bodies and ChatML."""
+"""`gptoss-jax harmony convert`: any form of a conversation → harmony's JSON or ChatML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from gptoss_jax.commands.harmony.inputs import read_conversation, source_name
-from gptoss_jax.commands.harmony.terminal import is_terminal, json_text, printable, write
+from gptoss_jax.terminal import is_terminal, json_text, printable, write
 from harmony import Conversation, HarmonyFormatError
 from harmony.chatml import chatml_from_conversation
 from harmony.chatml_losses import lost_in_chatml
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def losses_by_message(conversation: Conversation) -> list[str]:
-    """One line for each message that ChatML cannot carry whole, naming it and what is lost."""
+    """One line for each message that loses something in ChatML: which message, and what it loses."""
     lines: dict[int, list[str]] = {}
     for lost in lost_in_chatml(conversation):
         lines.setdefault(lost.message, []).append(lost.detail)
@@ -35,7 +35,7 @@ def losses_by_message(conversation: Conversation) -> list[str]:
 
 
 def chatml_of(conversation: Conversation, source: str) -> str:
-    """The conversation as ChatML; the error names the input."""
+    """The conversation as ChatML. Raises HarmonyFormatError, which names the input `source`."""
     try:
         return chatml_from_conversation(conversation)
     except HarmonyFormatError as error:

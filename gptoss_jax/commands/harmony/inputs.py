@@ -1,6 +1,6 @@
-"""What the commands read: files and standard input, and conversations in any of their forms.
+"""Reads the input of the commands: files and standard input, and conversations in any form.
 
-Every error is a HarmonyFormatError of one line that names the input, the field and what is allowed.
+Every error is a HarmonyFormatError: one line that names the input, the field and what is allowed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from pydantic import ValidationError
 
-from gptoss_jax.commands.harmony.terminal import printable
+from gptoss_jax.terminal import printable
 from harmony import (
     Author,
     Content,
@@ -29,10 +29,11 @@ from harmony import (
     load_encoding,
     load_harmony_encoding,
 )
-from harmony.api_fields import require
+from harmony.api_fields import as_list, as_object, require
 from harmony.chatml import conversation_from_chatml
-from harmony.errors import shown
-from harmony.numbers import MOST_LEVELS, TOO_DEEP
+from harmony.errors import shown_json
+from harmony.json_types import Json
+from harmony.numbers import MAX_LEVELS, TOO_DEEP
 from harmony.openai_formats import conversation_from_body
 
 Form = Literal["harmony", "chat", "responses", "chatml"]
@@ -50,12 +51,12 @@ _ROLES = [role.value for role in Role]
 
 
 def source_name(file: str) -> str:
-    """How errors call the input."""
+    """The name of the input in errors."""
     return "standard input" if file == "-" else printable(file)
 
 
 def read_text(file: str) -> str:
-    """The text of a file, or of standard input for `-`."""
+    """The text of a file, or of standard input if `file` is "-"."""
     name = source_name(file)
     try:
         if file != "-":
@@ -75,7 +76,7 @@ def read_text(file: str) -> str:
 
 
 def load_vocabulary(choice: str | None) -> HarmonyEncoding:
-    """The encoding that `--vocabulary` names: a path, tiny, or None for the one in the package."""
+    """The encoding that `--vocabulary` names: a path, or "tiny". None: the encoding of gpt-oss."""
     if choice is None:
         return load_harmony_encoding()
     path = _tiny_vocabulary() if choice == "tiny" else Path(choice)
@@ -94,7 +95,10 @@ def _tiny_vocabulary() -> Path:
 
 
 def read_conversation(file: str, form: str = "auto", date: str | None = None) -> Conversation:
-    """The conversation in a file. `form` is a `Form` or auto; `date` as in `conversation_from_chat`."""
+    """The conversation in a file, or in standard input if `file` is "-".
+
+    `form` is a `Form`, or "auto": the content decides. `date` is `YYYY-MM-DD`; None: today.
+    """
     name = source_name(file)
     text = read_text(file)
     try:
@@ -109,19 +113,20 @@ def read_conversation(file: str, form: str = "auto", date: str | None = None) ->
             case "responses":
                 return conversation_from_body(body, "responses", current_date=date)
             case _:
-                return conversation_from_body(_of_prompt(body), "chat", current_date=date)
+                return conversation_from_body(_with_messages(body), "chat", current_date=date)
     except HarmonyFormatError as error:
         raise HarmonyFormatError(f"{name}: {printable(str(error))}") from None
     except RecursionError:
         raise HarmonyFormatError(f"{name} is {TOO_DEEP}") from None
 
 
-def read_json(text: str) -> Any:
-    """The JSON value of a text."""
+def read_json(text: str) -> Json:
+    """The JSON value of a text. Raises HarmonyFormatError."""
     if not text.strip():
         raise HarmonyFormatError("it is empty")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        value: Json = json.loads(text, parse_constant=_refuse_constant)
+        return value
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         if error.msg == "Extra data":
@@ -137,19 +142,19 @@ def read_json(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise HarmonyFormatError(f"it has {name}, which is no JSON number")
+    raise HarmonyFormatError(f"it has {name}, which is not a JSON number")
 
 
-def _check_depth_and_strings(document: Any) -> None:
-    """Refuses lone surrogates, which no encoding can express, and nesting that no conversation has."""
-    waiting: list[tuple[Any, str, int]] = [(document, "", 0)]
+def _check_depth_and_strings(document: Json) -> None:
+    """Refuses lone surrogates, which cannot be encoded, and more than `MAX_LEVELS` levels of nesting."""
+    waiting: list[tuple[Json, str, int]] = [(document, "", 0)]
     while waiting:
         value, where, level = waiting.pop()
         if isinstance(value, str):
             if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-                raise HarmonyFormatError(f"{where or 'it'} is {shown(value)}: it has a lone surrogate")
+                raise HarmonyFormatError(f"{where or 'it'} is {shown_json(value)}: it has a lone surrogate")
         elif isinstance(value, dict | list):
-            if level == MOST_LEVELS:
+            if level == MAX_LEVELS:
                 raise HarmonyFormatError(f"{where[:60]}… is {TOO_DEEP}")
             if isinstance(value, dict):
                 waiting += [(key, f"a key of {where or 'it'}", level) for key in value]
@@ -163,18 +168,19 @@ def _check_depth_and_strings(document: Any) -> None:
 # Forms
 
 
-def _body(document: Any) -> dict[str, Any]:
-    """The object with the messages, the input or the prompt."""
+def _body(document: Json) -> Mapping[str, object]:
+    """The object that has the messages, the input or the prompt: the document, or the body in it."""
     if isinstance(document, list):
         return {"messages": document}
-    require(isinstance(document, dict), "it", document, "an object, or a list of messages")
+    if not isinstance(document, dict):
+        raise HarmonyFormatError(f"it is {shown_json(document)}: it must be an object, or a list of messages")
     if "body" in document and not document.keys() & {"messages", "input", "prompt"}:
-        require(isinstance(document["body"], dict), "body", document["body"], "an object")
-        return document["body"]
+        return as_object(document["body"], "body")
     return document
 
 
-def _form_of(body: Mapping[str, Any], document: Any) -> Form:
+def _form_of(body: Mapping[str, object], document: Json) -> Form:
+    """The form of a body, which its fields and messages show, or the URL beside it."""
     if isinstance(document, dict) and body is not document:  # a line of a Batch file
         url = document.get("url")
         if isinstance(url, str) and url in _URLS:
@@ -182,20 +188,21 @@ def _form_of(body: Mapping[str, Any], document: Any) -> Form:
     if "input" in body:
         return "responses"
     if "messages" in body:
-        return "harmony" if _are_harmony_messages(body["messages"], body.keys()) else "chat"
+        return "harmony" if _are_harmony_messages(body["messages"], set(body)) else "chat"
     if "prompt" in body:
         return "chat"
-    keys = ", ".join(shown(key) for key in list(body)[:5]) or "none"
+    keys = ", ".join(shown_json(key) for key in list(body)[:5]) or "none"
     raise HarmonyFormatError(
         f"its keys are {keys}: it must have messages (a harmony conversation or a Chat Completions request) "
         "or input (a Responses request)"
     )
 
 
-def _are_harmony_messages(messages: Any, keys: Any) -> bool:
-    """Whether messages are harmony's: told by their fields, by typed contents, else by lists of parts.
+def _are_harmony_messages(messages: object, keys: set[str]) -> bool:
+    """True if messages are harmony's, False if they are of Chat Completions; `keys` are those of the body.
 
-    Harmony's own JSON always has lists of parts; a plain string is what people write for Chat Completions.
+    A field or a content that only one form has decides; otherwise, whether all contents are lists of parts.
+    Harmony's own JSON always has such lists. A plain string is what people write for Chat Completions.
     """
     if not isinstance(messages, list):
         return keys <= {"messages"}
@@ -207,7 +214,8 @@ def _are_harmony_messages(messages: Any, keys: Any) -> bool:
     return all(isinstance(message.get("content"), list) for message in objects)
 
 
-def _has_typed_content(message: Mapping[str, Any]) -> bool:
+def _has_typed_content(message: Mapping[str, object]) -> bool:
+    """Whether a message has content of a type that only harmony's messages have."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     return any(
@@ -216,8 +224,8 @@ def _has_typed_content(message: Mapping[str, Any]) -> bool:
     )
 
 
-def _of_prompt(body: dict[str, Any]) -> dict[str, Any]:
-    """A body whose only message is its `prompt`, if it has no messages."""
+def _with_messages(body: Mapping[str, object]) -> Mapping[str, object]:
+    """The body; if it has a `prompt` and no messages, with the prompt as a user's message."""
     if "messages" in body or "prompt" not in body:
         return body
     require(isinstance(body["prompt"], str), "prompt", body["prompt"], "a string")
@@ -227,48 +235,56 @@ def _of_prompt(body: dict[str, Any]) -> dict[str, Any]:
 # Harmony's own JSON
 
 
-def _harmony_conversation(body: Mapping[str, Any]) -> Conversation:
+def _harmony_conversation(body: Mapping[str, object]) -> Conversation:
     if "messages" not in body:
         raise HarmonyFormatError("it has no messages: a harmony conversation must")
     for key in ("tools", "tool_choice", "response_format", "reasoning_effort", "reasoning"):
         if body.get(key) is not None:
             raise HarmonyFormatError(
-                f"{key} is a field of Chat Completions, but the messages are harmony's, "
-                "whose system and developer contents say this"
+                f"{key} is a field of Chat Completions, but the messages are harmony's: their system and "
+                "developer contents say this"
             )
-    messages = body["messages"]
-    require(isinstance(messages, list), "messages", messages, "a list")
+    messages = as_list(body["messages"], "messages")
     return Conversation(
         messages=[_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     )
 
 
-def _message(data: Any, where: str) -> Message:
-    require(isinstance(data, dict), where, data, "an object")
+def _message(value: object, where: str) -> Message:
+    data = as_object(value, where)
     role, content = data.get("role"), data.get("content")
     require(role in _ROLES, f"{where}.role", role, f"{', '.join(_ROLES[:-1])} or {_ROLES[-1]}")
-    require(isinstance(content, str | list), f"{where}.content", content, "a string or a list of parts")
-    for key in ("name", "channel", "recipient", "content_type"):
-        value = data.get(key)
-        require(value is None or isinstance(value, str), f"{where}.{key}", value, "a string")
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    parts = as_list(content, f"{where}.content", "a string or a list of parts")
+    name, channel, recipient, content_type = (
+        _string_or_none(data, key, where) for key in ("name", "channel", "recipient", "content_type")
+    )
     place = data.get("recipient_place", "role")
     require(place in ("role", "channel"), f"{where}.recipient_place", place, "role or channel")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return Message(
-        author=Author(role=Role(role), name=data.get("name")),
+        author=Author(role=Role(role), name=name),
         content=[_part(part, f"{where}.content[{index}]") for index, part in enumerate(parts)],
-        channel=data.get("channel"),
-        recipient=data.get("recipient"),
-        content_type=data.get("content_type"),
-        recipient_place=place,
+        channel=channel,
+        recipient=recipient,
+        content_type=content_type,
+        recipient_place="channel" if place == "channel" else "role",
     )
 
 
-def _part(data: Any, where: str) -> Content:
-    require(isinstance(data, dict), where, data, "an object")
+def _string_or_none(data: Mapping[str, object], key: str, where: str) -> str | None:
+    value = data.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    raise HarmonyFormatError(f"{where}.{key} is {shown_json(value)}: it must be a string or null")
+
+
+def _part(value: object, where: str) -> Content:
+    data = as_object(value, where)
     kind = data.get("type")
-    allowed = "text, system_content or developer_content"
-    require(isinstance(kind, str) and kind in _CONTENTS, f"{where}.type", kind, allowed)
+    if not isinstance(kind, str) or kind not in _CONTENTS:
+        allowed = "text, system_content or developer_content"
+        raise HarmonyFormatError(f"{where}.type is {shown_json(kind)}: it must be {allowed}")
     try:
         return _CONTENTS[kind].model_validate(data)
     except ValidationError as error:
@@ -278,5 +294,5 @@ def _part(data: Any, where: str) -> Content:
             raise HarmonyFormatError(f"{where}{field} is missing") from None
         expected = wrong["msg"].removeprefix("Input should be ")
         raise HarmonyFormatError(
-            f"{where}{field} is {shown(wrong['input'])}: it must be {expected}"
+            f"{where}{field} is {shown_json(wrong['input'])}: it must be {expected}"
         ) from None

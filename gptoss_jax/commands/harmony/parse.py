@@ -8,7 +8,7 @@ import json
 import re
 
 from gptoss_jax.commands.harmony.inputs import load_vocabulary, read_text, source_name
-from gptoss_jax.commands.harmony.terminal import json_text, write
+from gptoss_jax.terminal import json_text, write
 from harmony import (
     HarmonyEncoding,
     HarmonyError,
@@ -23,8 +23,8 @@ from harmony.errors import shown
 from harmony.events import EndToken
 
 _NUMBERS = re.compile(r"[-\s,\[\]0-9]+")
-# An id of more digits is none; `int` refuses thousands of digits.
-_MOST_DIGITS = 18
+# A number with more digits is not a token id, and `int` raises for thousands of digits.
+_MAX_DIGITS = 18
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_tokens(text: str, source: str) -> bool:
-    """Whether the input is token ids; JSON of another kind is refused, for it is neither ids nor text."""
+    """True if the input is token ids, False if it is text. Refuses other JSON, which is neither."""
     if _NUMBERS.fullmatch(text):
         return bool(text.strip())
     if text.lstrip()[:1] not in ("[", "{"):
@@ -52,8 +52,8 @@ def _is_tokens(text: str, source: str) -> bool:
     except (ValueError, RecursionError):
         return False
     raise HarmonyFormatError(
-        f"{source} is JSON, but no list of token ids: parse reads those or text with special tokens "
-        "(--from text takes it as text)"
+        f"{source} is JSON, but not a list of token ids: parse reads token ids, or text with special tokens "
+        "(--from text reads it as text)"
     )
 
 
@@ -64,7 +64,7 @@ def _token_ids(text: str, source: str) -> list[int]:
         body = body[1:-1]
     tokens = []
     for position, word in enumerate(body.replace(",", " ").split()):
-        if not word.isascii() or not word.isdigit() or len(word) > _MOST_DIGITS:
+        if not word.isascii() or not word.isdigit() or len(word) > _MAX_DIGITS:
             raise HarmonyFormatError(
                 f"{source}, item {position}, is {shown(word)}: a token id is a whole number from 0"
             )
@@ -73,7 +73,10 @@ def _token_ids(text: str, source: str) -> list[int]:
 
 
 def _encoded(encoding: HarmonyEncoding, text: str) -> list[int]:
-    """The tokens of a text; the line's end after a last special token is the file's, not the text's."""
+    """The tokens of a text.
+
+    A line break after a last special token ends the file and is not part of the text.
+    """
     tokens = encoding.encode(text, allowed_special="all")
     trimmed = text.rstrip()
     if trimmed != text and trimmed.endswith("|>"):
@@ -92,7 +95,7 @@ def _role(choice: str | None, encoding: HarmonyEncoding, tokens: list[int]) -> R
 def _strictly(
     encoding: HarmonyEncoding, tokens: list[int], role: Role | None, source: str
 ) -> ParsedCompletion:
-    """As openai-harmony parses; the error names the token."""
+    """Parses as openai-harmony does. Raises HarmonyFormatError, which names the token."""
     parser = StreamableParser(encoding, role)
     try:
         for token in tokens:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gptoss_jax.commands.harmony.inputs import load_vocabulary, read_conversation, source_name
 from gptoss_jax.commands.harmony.rendering import rendered_conversation, runs
-from gptoss_jax.commands.harmony.terminal import is_terminal, printable, write
+from gptoss_jax.terminal import is_terminal, printable, write
 from harmony import HarmonyEncoding, RenderConversationConfig
 
 
@@ -29,19 +29,19 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for text in _lookalikes(encoding, tokens):
         print(
-            f"gptoss-jax: {source} has {text} as ordinary text, which reads here like the special token: "
+            f"gptoss-jax: {source} has {text} as ordinary text, which looks like the special token here: "
             "only --tokens shows the difference",
             file=sys.stderr,
         )
     if is_terminal():
         write(printable(encoding.decode(tokens)) + "\n")
-    else:  # exactly the text, so that a pipe or a file holds nothing else
+    else:  # exactly the text, without a line break, so that a pipe or a file has nothing else
         write(encoding.decode_bytes(tokens))
     return 0
 
 
 def _lookalikes(encoding: HarmonyEncoding, tokens: Sequence[int]) -> list[str]:
-    """The special tokens whose text the ordinary tokens spell, each once."""
+    """The special tokens whose names occur as ordinary text, each once."""
     names = re.compile("|".join(map(re.escape, sorted(encoding.special_tokens_set))))
     found: dict[str, None] = {}
     for is_special, part in runs(encoding, tokens):

@@ -1,4 +1,4 @@
-"""Rendering with errors that name the input and the message."""
+"""Renders conversations; the errors name the input and the message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class RenderedMessage(NamedTuple):
 def rendered_messages(
     encoding: HarmonyEncoding, conversation: Conversation, source: str
 ) -> list[RenderedMessage]:
-    """Every message with its tokens; `source` names the input in errors."""
+    """Every message with its tokens.
+
+    Raises HarmonyFormatError, which names the input `source` and the message.
+    """
     options = _options(conversation)
     rendered = []
     for number, message in enumerate(conversation.messages):
@@ -48,7 +51,10 @@ def rendered_conversation(
     purpose: str,
     source: str,
 ) -> list[int]:
-    """The tokens of a conversation for a purpose: conversation, completion or training."""
+    """The tokens of a conversation; `purpose` is "conversation", "completion" or "training".
+
+    Raises HarmonyFormatError, which names the input `source` and the message.
+    """
     try:
         if purpose == "completion":
             return encoding.render_conversation_for_completion(conversation, Role.ASSISTANT, config)
@@ -56,7 +62,7 @@ def rendered_conversation(
             return encoding.render_conversation_for_training(conversation, config)
         return encoding.render_conversation(conversation, config)
     except (HarmonyError, ValueError):
-        rendered_messages(encoding, conversation, source)  # names the message
+        rendered_messages(encoding, conversation, source)  # raises an error that names the message
         raise
 
 
@@ -70,7 +76,7 @@ def _options(conversation: Conversation) -> RenderOptions:
 
 
 def runs(encoding: HarmonyEncoding, tokens: Sequence[int]) -> list[tuple[bool, list[int]]]:
-    """The tokens in runs: (False, ordinary tokens) and (True, one special token)."""
+    """The tokens, grouped: (False, consecutive ordinary tokens) or (True, one special token)."""
     found: list[tuple[bool, list[int]]] = []
     for token in tokens:
         is_special = encoding.is_special_token(token)

@@ -1,4 +1,4 @@
-"""One conversation in harmony and in ChatML beside each other, aligned turn by turn."""
+"""Shows one conversation in harmony and in ChatML side by side, aligned turn by turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gptoss_jax.commands.harmony.convert import chatml_of, losses_by_message
 from gptoss_jax.commands.harmony.rendering import RenderedMessage
-from gptoss_jax.commands.harmony.terminal import Paint, display_width, printable, wrapped
+from gptoss_jax.terminal import Paint, display_width, printable, wrapped
 from harmony import Conversation, HarmonyEncoding, Role
 
 _CONTROL_TOKENS = re.compile(r"<\|im_start\|>|<\|im_end\|>")
@@ -17,7 +17,7 @@ _BAR = " │ "
 
 
 class _Row(NamedTuple):
-    """Messages and the ChatML that says the same."""
+    """Consecutive messages, and the same ones as ChatML; `first` is the index of the first message."""
 
     first: int
     messages: list[RenderedMessage]
@@ -27,7 +27,10 @@ class _Row(NamedTuple):
 def side_by_side(
     encoding: HarmonyEncoding, rendered: list[RenderedMessage], source: str, width: int, paint: Paint
 ) -> Iterator[str]:
-    """The lines of the view, `width` columns wide; ends with the totals and what ChatML loses."""
+    """The lines of the view, at most `width` columns wide.
+
+    The last ones have the totals and what ChatML loses.
+    """
     conversation = Conversation(messages=[message for message, _ in rendered])
     whole = chatml_of(conversation, source)
     half = max(10, (width - len(_BAR)) // 2)
@@ -44,7 +47,7 @@ def side_by_side(
         yield line(
             f"── {which}: {len(tokens)} tokens", f"── {chatml_size(encoding, row.chatml)} tokens", "cyan"
         )
-        # Messages begin on lines of their own, which the text itself does not have.
+        # Each message begins a new line here; in the rendered text there are no such line breaks.
         harmony = [text for _, one in row.messages for text in wrapped(printable(encoding.decode(one)), half)]
         chatml = wrapped(printable(row.chatml.removesuffix("\n")), half) if row.chatml else iter(())
         for left, right in zip_longest(harmony, chatml, fillvalue=""):
@@ -62,16 +65,16 @@ def side_by_side(
 
 
 def chatml_size(encoding: HarmonyEncoding, text: str) -> int:
-    """How many tokens ChatML has, its two control tokens counted as one each."""
+    """The number of tokens of a ChatML text; its two control tokens count as one token each."""
     parts = _CONTROL_TOKENS.split(text)
     return len(parts) - 1 + sum(len(encoding.encode_ordinary(part)) for part in parts)
 
 
 def _rows(rendered: Sequence[RenderedMessage], whole: str) -> list[_Row]:
-    """Messages in groups that ChatML writes apart from each other; where it does not, one group of all.
+    """The messages in groups that can be converted to ChatML one by one; if that fails, one group of all.
 
-    ChatML gathers instructions and functions at the front and joins what the assistant says in a turn, and
-    the results that follow it.
+    ChatML puts instructions and functions together at the front. It also joins what the assistant writes in
+    one turn, and the results that follow each other.
     """
     roles = [message.author.role for message, _ in rendered]
     front = sum(1 for _ in takewhile(lambda role: role in (Role.SYSTEM, Role.DEVELOPER), roles))

@@ -1,4 +1,4 @@
-"""`gptoss-jax harmony view`: a conversation for people's eyes, message by message, with token counts."""
+"""`gptoss-jax harmony view`: shows a conversation message by message, with token counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gptoss_jax.commands.harmony.inputs import load_vocabulary, read_conversation, source_name
 from gptoss_jax.commands.harmony.rendering import RenderedMessage, rendered_conversation, rendered_messages
 from gptoss_jax.commands.harmony.side_by_side import side_by_side
-from gptoss_jax.commands.harmony.terminal import Paint, columns, display_width, printable, wrapped, write
+from gptoss_jax.terminal import Paint, columns, display_width, printable, wrapped, write
 from harmony import HarmonyEncoding, Message, RenderConversationConfig, Role
 
 _ROLE_COLOURS = {
@@ -35,21 +35,27 @@ def run(options: argparse.Namespace) -> int:
         prompt = rendered_conversation(
             encoding, conversation, RenderConversationConfig(), "completion", source
         )
-        lines = _view(encoding, rendered, len(prompt), paint, options.tokens)
+        lines = _view(encoding, rendered, len(prompt), paint, shows_tokens=options.tokens)
     write("".join(f"{line}\n" for line in lines))
     return 0
 
 
 def _view(
-    encoding: HarmonyEncoding, rendered: list[RenderedMessage], prompt: int, paint: Paint, shows_tokens: bool
+    encoding: HarmonyEncoding,
+    rendered: list[RenderedMessage],
+    prompt_size: int,
+    paint: Paint,
+    *,
+    shows_tokens: bool,
 ) -> Iterator[str]:
+    """The lines of the view; `prompt_size` is the number of tokens of the conversation as a prompt."""
     width = columns()
     for number, (message, tokens) in enumerate(rendered):
         yield from _head(number, message, len(tokens), width, paint)
         if shows_tokens:
             yield from _token_lines(encoding, tokens, width, paint)
         else:
-            # The content as the model reads it, between the header and the token that ends the message.
+            # The content: what is between the header and the token that ends the message.
             content = encoding.decode(tokens[tokens.index(encoding.message) + 1 : -1])
             style = ("dim",) if message.channel == "analysis" else ()
             for line in wrapped(printable(content), width - len(_INDENT)):
@@ -57,11 +63,11 @@ def _view(
         yield ""
     total = sum(len(tokens) for _, tokens in rendered)
     yield paint(f"{_count(len(rendered), 'message')}, {_count(total, 'token')}", "bold")
-    yield f"as a prompt for the assistant: {_count(prompt, 'token')}"
+    yield f"as a prompt for the assistant: {_count(prompt_size, 'token')}"
 
 
 def _head(number: int, message: Message, tokens: int, width: int, paint: Paint) -> Iterator[str]:
-    """The message's number, who speaks, to whom, how, and the number of tokens at the right edge."""
+    """The lines above a message: its number, author, channel, recipient, content type and token count."""
     author = message.author.name or ""
     if message.author.role is not Role.TOOL:
         author = message.author.role.value + (f":{author}" if author else "")
@@ -87,7 +93,7 @@ def _head(number: int, message: Message, tokens: int, width: int, paint: Paint) 
 
 
 def _token_lines(encoding: HarmonyEncoding, tokens: list[int], width: int, paint: Paint) -> Iterator[str]:
-    """Each token as its id and its text, as many on a line as fit."""
+    """The id and the text of each token, as many on a line as fit."""
     line, used = "", 0
     for token in tokens:
         data = encoding.token_bytes(token) or b""
@@ -104,7 +110,7 @@ def _token_lines(encoding: HarmonyEncoding, tokens: list[int], width: int, paint
 
 
 def _quoted(data: bytes) -> str:
-    """A token's text in quotes; the bytes where they are part of a character."""
+    """A token's text in quotes; its bytes, if they are only part of a character."""
     try:
         return printable(json.dumps(data.decode(), ensure_ascii=False))
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Text on terminals: escaped so that it cannot act on one, measured, wrapped, coloured; and plain output."""
+"""Text for terminals: escaped so that it cannot control the terminal, measured, wrapped and coloured."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import Any
 
-# Line breaks and tabs are laid out; the two joiners are part of words and of emoji.
+# Characters of `_ESCAPED` that are kept: line breaks, tabs, and the two joiners of words and emoji.
 _KEPT = "\n\t\u200c\u200d"
-_ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# Unicode categories of characters that may control a terminal or hide text.
+_ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 COLOURS = {
     "bold": "1",
@@ -28,7 +28,7 @@ COLOURS = {
 
 
 class _Escapes(dict[int, str]):
-    """What each character is shown as, for `str.translate`; filled as characters are met."""
+    """Code point → how it is shown, for `str.translate`; filled in when a character first occurs."""
 
     def __init__(self, escape: Callable[[str], str]) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class _Escapes(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        acts = unicodedata.category(character) in _ACTING and character not in _KEPT
-        self[code] = self._escape(character) if acts else character
+        is_escaped = unicodedata.category(character) in _ESCAPED and character not in _KEPT
+        self[code] = self._escape(character) if is_escaped else character
         return self[code]
 
 
@@ -46,45 +46,45 @@ _JSON_ESCAPES = _Escapes(lambda character: json.dumps(character)[1:-1])
 
 
 def printable(text: str) -> str:
-    """The text with control, formatting and direction characters escaped, as in `\\x1b`.
+    """The text with control, formatting and direction characters escaped, such as `\\x1b`.
 
-    Line breaks, tabs and the joiners of words and emoji stay.
+    Line breaks, tabs and the joiners of words and emoji are kept.
     """
     return text.translate(_ESCAPES)
 
 
-def json_text(document: Any) -> str:
-    """Indented JSON, readable, with the characters escaped that `printable` escapes."""
+def json_text(document: object) -> str:
+    """Indented JSON, in which the characters that `printable` escapes are escaped as JSON does."""
     return json.dumps(document, ensure_ascii=False, indent=2).translate(_JSON_ESCAPES)
 
 
 class Paint:
-    """Puts colour around text, or does nothing."""
+    """Colours text, if colours are on."""
 
     def __init__(self, choice: str) -> None:
-        """`choice` is always, never, or auto: on a terminal that does not refuse it."""
+        """`choice` is "always", "never" or "auto": only on a terminal, unless `NO_COLOR` is set."""
         refused = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         self._on = choice == "always" or (choice == "auto" and is_terminal() and not refused)
 
     def __call__(self, text: str, *names: str) -> str:
-        """The text in the colours and weights of `COLOURS` that are named."""
+        """The text in the colours and weights that `names` lists, which are keys of `COLOURS`."""
         if not (self._on and text and names):
             return text
         return f"\x1b[{';'.join(COLOURS[name] for name in names)}m{text}\x1b[0m"
 
 
 def is_terminal() -> bool:
-    """Whether standard output is one."""
+    """Whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def columns() -> int:
-    """The terminal's width; `COLUMNS` overrides it, and where there is no terminal it is 80."""
+    """The terminal's width in columns, at least 20: `COLUMNS` if it is set, and 80 without a terminal."""
     return max(20, shutil.get_terminal_size((80, 24)).columns)
 
 
 def write(data: str | bytes) -> None:
-    """Writes to standard output, text as UTF-8 whatever the locale is."""
+    """Writes to standard output; text is always written as UTF-8. Raises OSError if it is closed."""
     if sys.stdout is None:
         raise OSError("standard output is closed")
     sys.stdout.flush()
@@ -99,14 +99,14 @@ def _character_width(character: str) -> int:
 
 
 def display_width(text: str) -> int:
-    """How many columns a line takes."""
+    """How many columns of a terminal a line takes."""
     return len(text) if text.isascii() else sum(map(_character_width, text))
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
-    """The lines of a text, none wider than `width` columns (at least 2); nothing but spaces is left out.
+    """The text as lines of at most `width` columns, which must be at least 2. Only spaces are left out.
 
-    Lines break at spaces where they can, and go on at the indentation they began with.
+    A line is broken at a space if possible. What follows has the indentation of the line's beginning.
     """
     for line in text.expandtabs(4).split("\n"):
         yield from _wrapped_line(line, width)
@@ -129,13 +129,13 @@ def _wrapped_line(line: str, width: int) -> Iterator[str]:
 
 
 def _break(line: str, start: int, end: int) -> int:
-    """The last good place to break at, up to `end`: a space, or where a special token begins."""
+    """The best place to break up to `end`: the last space or beginning of a special token, else `end`."""
     best = max(line.rfind(" ", start, end + 1), line.rfind("<|", start, end + 2))
     return best if best > start else end
 
 
 def _fitting(line: str, start: int, width: int) -> int:
-    """Where the longest part from `start` that fits ends; it has at least one character."""
+    """The end of the longest part from `start` that fits into `width` columns; at least one character."""
     if line.isascii():
         return min(len(line), start + width)
     end, used = start, 0

@@ -1,4 +1,4 @@
-"""The model whose engine is measured: a checkpoint's, or one of random numbers made on the device."""
+"""The model to measure: from a checkpoint, or with random weights that are made on the device."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from gptoss_jax.engine import Engine
 from gptoss_jax.model import Transformer, load
 from gptoss_jax.model.loading import padded_shapes, tile_experts_of, with_parameters
 from gptoss_jax.sharding import make_mesh, parameter_split
-from pallas_kernels.expert_matmul import form_for
+from pallas_kernels.expert_matmul import code_format_for
 from pallas_kernels.platform import choose
 
 if TYPE_CHECKING:
     from harmony import HarmonyEncoding
 
 _SCALES = (118, 124)
-"""E8M0 bytes, the last not included: 2^-9 … 2^-4, the range of the published weights."""
+"""E8M0 bytes from 118 to 123, the upper bound excluded: 2^-9 … 2^-4, the range of the published weights."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class BenchTarget:
     """A model on its mesh, and what its engines need.
 
-    `encoding` is None where none can be loaded; grammars are then left out. `trained`: its completions mean
-    something.
+    encoding: None if it cannot be loaded; the part `grammar` is then left out. trained: True if the weights
+    are trained; False if they are random.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Subject:
         return self.model.config
 
     def engine(self, **options: Any) -> Engine:
-        """A new engine of it."""
+        """A new engine of the model; `options` are those of `Engine`."""
         encoding = self.encoding
         stops = (
             () if encoding is None else [*encoding.stop_tokens_for_assistant_actions(), encoding.end_of_text]
@@ -60,24 +60,24 @@ class Subject:
         return Engine(self.model, stops, encoding=encoding, mesh=self.mesh, **options)
 
     def tokens(self, generator: np.random.Generator, count: int) -> list[int]:
-        """So many random tokens of the vocabulary."""
+        """`count` random tokens of the vocabulary."""
         drawn: list[int] = generator.integers(0, self.config.vocabulary_size, count).tolist()
         return drawn
 
 
-def checkpoint_subject(path: str | Path, dtype: DTypeLike | None = None) -> Subject:
-    """A checkpoint's model on all devices. Raises `checkpoints.CheckpointError` if it is none."""
+def checkpoint_target(path: str | Path, dtype: DTypeLike | None = None) -> BenchTarget:
+    """A checkpoint's model on all devices. Raises `checkpoints.CheckpointError` if it cannot be used."""
     from gptoss_jax.vocabulary import load_encoding_for
 
     checkpoint = open_checkpoint(path)
     encoding = load_encoding_for(checkpoint)
     mesh = make_mesh(checkpoint.config)
     model = load(checkpoint, dtype or _usual_dtype(), mesh)
-    return Subject(str(path), model, mesh, encoding, trained=str(path) == "tiny")
+    return BenchTarget(str(path), model, mesh, encoding, trained=str(path) == "tiny")
 
 
-def random_subject(name: str, config: ModelConfig, dtype: DTypeLike | None = None) -> Subject:
-    """A model of random numbers on all devices; it is never on a disk or in the host's memory."""
+def random_target(name: str, config: ModelConfig, dtype: DTypeLike | None = None) -> BenchTarget:
+    """A model with random weights on all devices; they are made there, without disk or host memory."""
     mesh = make_mesh(config)
     choice = choose("expert_mlp", ("reference", "tpu", "gpu"))
     on_tpu = choice.implementation == "tpu"
@@ -95,8 +95,8 @@ def random_subject(name: str, config: ModelConfig, dtype: DTypeLike | None = Non
         parameters[key] = make(jax.random.key(number))
     model = with_parameters(config, parameters, dtype)
     if on_tpu:
-        tile_experts_of(model, form_for(choice.chip), mesh)
-    return Subject(name, model, mesh, _packaged_encoding(), trained=False)
+        tile_experts_of(model, code_format_for(choice.chip), mesh)
+    return BenchTarget(name, model, mesh, _packaged_encoding(), trained=False)
 
 
 def _usual_dtype() -> DTypeLike:
@@ -111,7 +111,7 @@ def _kind(name: str) -> str:
 
 @functools.cache
 def _maker(kind: str, shape: tuple[int, ...], stored: tuple[int, ...], where: Any, dtype: Any) -> Any:
-    """A compiled function from a key to a parameter of that shape, zeros behind it as it is stored."""
+    """A compiled function from a random key to a parameter of `shape`, padded with zeros to `stored`."""
 
     def make(key: jax.Array) -> jax.Array:
         if kind == "blocks":
@@ -137,17 +137,20 @@ def _packaged_encoding() -> HarmonyEncoding | None:
     return harmony.load_harmony_encoding()
 
 
-def conversations(subject: Subject, count: int) -> Sequence[list[int]]:
-    """So many rendered prompts, of the kind the embedded checkpoint was trained on."""
+def conversations(target: BenchTarget, count: int) -> Sequence[list[int]]:
+    """`count` rendered prompts like those that the embedded checkpoint was trained on."""
     import random
 
-    from gptoss_jax.evals.tiny import sum_questions
+    from gptoss_jax.tiny import dialogues, sums
+    from gptoss_jax.tiny.splits import Split
     from harmony import Conversation, Role
 
-    assert subject.encoding is not None
-    return [
-        subject.encoding.render_conversation_for_completion(
-            Conversation.from_messages(question.prompt), Role.ASSISTANT
-        )
-        for question in sum_questions(random.Random(2024), count)
-    ]
+    assert target.encoding is not None
+    rng = random.Random(2024)
+    prompts = []
+    for index in range(count):
+        effort = dialogues.EFFORTS[index % len(dialogues.EFFORTS)]
+        messages = dialogues.sum_prompt(rng, effort, sums.draw(rng, Split.HELD_OUT))
+        conversation = Conversation.from_messages(messages)
+        prompts.append(target.encoding.render_conversation_for_completion(conversation, Role.ASSISTANT))
+    return prompts

@@ -1,0 +1,120 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gptoss_jax.openai_api import ApiError
+from gptoss_jax.serve.api import Api
+from gptoss_jax.serve.generation import EngineClient
+from gptoss_jax.serve.http import error_response, told
+from gptoss_jax.serve.metrics import Metrics
+from gptoss_jax.serve.middleware import KeyCheck, RequestLog
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from gptoss_jax.engine.engine_thread import EngineLike
+    from gptoss_jax.engine.statistics import Statistics
+    from gptoss_jax.serve.sealing import Sealer
+    from gptoss_jax.serve.settings import ServerSettings
+    from gptoss_jax.serve.store import ResponseStore
+    from harmony import HarmonyEncoding
+
+
+def create_app(
+    engine: EngineLike,
+    encoding: HarmonyEncoding,
+    settings: ServerSettings,
+    *,
+    statistics: Statistics | None = None,
+    store: ResponseStore | None = None,
+    sealer: Sealer | None = None,
+) -> Starlette:
+    """The application in front of an engine, which belongs to it and is closed when it shuts down.
+
+    Args:
+        engine: what generates.
+        encoding: what renders prompts and parses completions.
+        settings: the server's.
+        statistics: the engine's own figures, for `/metrics`.
+        store: keeps responses, and is closed as well; None keeps nothing.
+        sealer: encrypts the chain of thought for clients that ask for it; None leaves it out.
+
+    Returns:
+        The application; its `state.client` is the `EngineClient`.
+    """
+    metrics = Metrics(engine, statistics)
+    client = EngineClient(engine, encoding, metrics, name=settings.model, max_samples=settings.max_samples)
+    api = Api(client, settings, metrics, store, sealer)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        client.close()
+        await api.close()
+        if store is not None:
+            store.close()
+
+    routes = [
+        Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+        Route("/v1/responses", api.responses, methods=["POST"]),
+        Route("/v1/responses/{id}", api.stored_response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/input_items", api.input_items),
+        Route("/v1/responses/{id}/cancel", api.cancel_response, methods=["POST"]),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{model:path}", api.model),
+        Route("/health", api.health),
+        Route("/ready", api.health),
+        Route("/metrics", api.metrics),
+    ]
+    middleware = [Middleware(RequestLog, metrics=metrics, paths={route.path for route in routes})]
+    if settings.api_keys:
+        middleware.append(Middleware(KeyCheck, keys=settings.api_keys))
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        lifespan=lifespan,
+        exception_handlers={
+            ApiError: _on_api_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_disconnect,
+            Exception: _on_fault,
+        },
+    )
+    app.state.client = client
+    return app
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """An address or a method that is none."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    code, message = "not_found", f"there is no {what} here"
+    if error.status_code == 405:
+        code, message = "method_not_allowed", f"{what} is not possible: see the header Allow"
+    return error_response(ApiError(code, message, status=error.status_code), error.headers)
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client has gone while it sent its body: nobody reads this."""
+    return Response(status_code=400)
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    """A fault of this program."""
+    return error_response(told(error))

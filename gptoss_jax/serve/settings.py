@@ -1,0 +1,41 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gptoss_jax.engine.request import SamplingParams
+from gptoss_jax.openai_api.rendering import History
+
+MAX_BODY_BYTES = 16 << 20
+MAX_SAMPLES = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSettings:
+    """The settings of a server.
+
+    model: the name under which it lists its model. Requests may name any.
+    sampling, effort: for requests that do not say.
+    date: the current date that the model is told, ``YYYY-MM-DD``; None for each day's own.
+    history: how much of the earlier chain of thought stays in prompts.
+    header_guard: True limits the headers of messages to the channels and functions that a request
+        declares.
+    hide_reasoning: True keeps the chain of thought out of all that leaves the server, whatever requests say.
+    reasoning_field: the field of chat messages and deltas that has the chain of thought.
+    api_keys: a request must carry one of them; none lets everybody in.
+    max_body_bytes: the longest body of a request.
+    max_samples: samples that run or wait at the same time; a request beyond them is told to come back later.
+    """
+
+    model: str = "gpt-oss"
+    sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    effort: str | None = None
+    date: str | None = None
+    history: History = "guide"
+    header_guard: bool = True
+    hide_reasoning: bool = False
+    reasoning_field: str = "reasoning"
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_samples: int = MAX_SAMPLES
