@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedEngine, byte_encoding
 
 from harmony import HarmonyEncoding
+from tests.batch.scripted import ScriptedEngine, byte_encoding
 
 
 @pytest.fixture(scope="session")

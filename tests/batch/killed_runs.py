@@ -1,6 +1,6 @@
 """Runs `gptoss-jax batch` on the scripted engine again and again, and kills it each time at another moment.
 
-    killed_runs.py FOLDER OUT SEED -- BATCH ARGUMENTS
+    killed_runs.py FOLDER OUT SEED KILLS -- BATCH ARGUMENTS
 
 Each run is a forked process. Every other one is killed from outside at a random moment; the rest write half
 of some row and die inside the write. A last run goes to its end. Prints how each process ended.
@@ -14,28 +14,17 @@ import random
 import signal
 import sys
 import time
-import types
 from pathlib import Path
 
-from scripted import ScriptedEngine, byte_encoding
-
 from gptoss_jax import cli
-from gptoss_jax.commands import batch
-
-KILLS = 10
+from tests.batch.scripted_command import use_scripted_engine
 
 
-def main(folder: Path, out: Path, seed: int, arguments: list[str]) -> None:
-    encoding = byte_encoding(folder)
-    checkpoint = types.SimpleNamespace(path=folder)
-    batch.load_engine = lambda options, slots, announce: (
-        ScriptedEngine(encoding, slots=8, delay=0.001),
-        encoding,
-        checkpoint,
-    )
+def main(folder: Path, out: Path, seed: int, kills: int, arguments: list[str]) -> None:
+    use_scripted_engine(folder, slots=8, delay=0.001)
     rng = random.Random(seed)
     ends = []
-    for attempt in range(KILLS):
+    for attempt in range(kills):
         tear_at = rng.randint(1, 16) if attempt % 2 else None
         process = start(arguments, tear_at)
         if tear_at is None:
@@ -79,4 +68,4 @@ def rows_in(out: Path) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[5:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[6:])

@@ -21,7 +21,7 @@ from harmony import HarmonyEncoding, load_encoding
 
 
 class ScriptedEngine:
-    speaks = True
+    is_leader = True
 
     def __init__(self, encoding: HarmonyEncoding, slots: int = 4, max_length: int = 4096, delay: float = 0.0):
         self.encoding, self.slots, self.max_length, self.delay = encoding, slots, max_length, delay

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from scripted import ScriptedEngine
-
 from gptoss_jax.batch import run_batch
+from tests.batch.scripted import ScriptedEngine
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "requests.jsonl"
 

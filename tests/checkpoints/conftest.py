@@ -1,9 +1,9 @@
 """Checkpoints that several tests read and none changes."""
 
 import pytest
-from small_model import SMALL
 
 from checkpoints.random import write_random
+from tests.checkpoints.small_model import SMALL
 
 
 @pytest.fixture(scope="session")

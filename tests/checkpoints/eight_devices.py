@@ -22,7 +22,9 @@ def main() -> None:
         specs = parameter_specs(checkpoint.config)
 
         def sharding(name: str, specs=specs) -> NamedSharding:
-            """The axes after the first by turns over both mesh axes, where they divide."""
+            """A sharding of the axes after the first, alternating over both mesh axes, if those divide
+            them.
+            """
             shape = specs[name].shape
             axes = [
                 axis if size % mesh.shape[axis] == 0 else None

@@ -14,4 +14,5 @@ SMALL = ModelConfig(
     experts_per_token=2,
     sliding_window=8,
     yarn_original_length=16,
+    context_length=512,
 )

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_model import SMALL
 
 from checkpoints import CheckpointError, open_checkpoint
 from checkpoints.config import GPT_OSS_20B, GPT_OSS_120B
 from checkpoints.published_config import huggingface_config
 from checkpoints.random import named_config
+from tests.checkpoints.small_model import SMALL
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_checkpoint"
 

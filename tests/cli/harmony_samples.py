@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from command_runner import run
-
 from harmony import Conversation, Message, load_harmony_encoding
+from tests.cli.command_runner import run
 
 PARAMETERS = {
     "type": "object",

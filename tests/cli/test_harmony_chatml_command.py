@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from command_runner import run
-from harmony_samples import CONVERSATION, ENCODING, HARMONY, command, tokens_of
-
 from harmony.chatml import chatml_from_conversation
+from tests.cli.command_runner import run
+from tests.cli.harmony_samples import CONVERSATION, ENCODING, HARMONY, command, tokens_of
 
 DATE = "2025-06-28"
 

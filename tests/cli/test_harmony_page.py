@@ -121,7 +121,7 @@ def test_the_page_has_every(names: tuple[str, ...]) -> None:
 
 
 def test_the_page_has_every_deliberate_difference_and_no_other() -> None:
-    path = ROOT / "tests" / "harmony" / "test_harmony_differences.py"
+    path = ROOT / "tests" / "harmony" / "test_differences.py"
     spec = importlib.util.spec_from_file_location("differences_on_the_page", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from command_runner import run
-from harmony_samples import ENCODING, command
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.cli.command_runner import run
+from tests.cli.harmony_samples import ENCODING, command
 
 WORD = st.from_regex(r"[a-z_.]{1,8}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

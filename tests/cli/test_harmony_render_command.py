@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from command_runner import run
-from harmony_samples import CHAT, CHATML, CONVERSATION, ENCODING, HARMONY, RESPONSES, command, tokens_of
 
 from harmony import (
     Conversation,
@@ -17,6 +15,17 @@ from harmony import (
 )
 from harmony.chatml import conversation_from_chatml
 from harmony.openai_formats import conversation_from_chat, conversation_from_responses
+from tests.cli.command_runner import run
+from tests.cli.harmony_samples import (
+    CHAT,
+    CHATML,
+    CONVERSATION,
+    ENCODING,
+    HARMONY,
+    RESPONSES,
+    command,
+    tokens_of,
+)
 
 DATE = "2025-06-28"
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_runner import run
-from harmony_samples import CONVERSATION, ENCODING, command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptoss_jax.commands.harmony.terminal import display_width, printable, wrapped
+from gptoss_jax.terminal import display_width, printable, wrapped
 from harmony import (
     Message,
     RenderConversationConfig,
     Role,
 )
+from tests.cli.command_runner import run
+from tests.cli.harmony_samples import CONVERSATION, ENCODING, command
 
 
 def test_view_shows_every_header_and_content_with_its_tokens(monkeypatch) -> None:

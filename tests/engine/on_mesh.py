@@ -2,9 +2,11 @@
 
     on_mesh.py FOLDER DATA EXPERT TENSOR OUT.npz [PROCESS PROCESSES PORT]
 
-Process 0 writes the logits of whole prompts and what the engine generates to OUT.npz.
+Process 0 writes what the engine generates to OUT.npz, and on a mesh of a single process the logits of whole
+prompts.
 """
 
+import dataclasses
 import sys
 
 import jax
@@ -16,37 +18,50 @@ from jax.sharding import NamedSharding, PartitionSpec
 from checkpoints import open_checkpoint
 from gptoss_jax.engine import Engine, Request, SamplingParams
 from gptoss_jax.model import Transformer, load
-from gptoss_jax.sharding import MeshShape, make_mesh, parameter_split, split
+from gptoss_jax.model.kv_cache import new_cache
+from gptoss_jax.sharding import make_mesh, parameter_split, split
+from gptoss_jax.sizes import CacheShape, MeshShape
 
-LENGTH = 40
+LENGTH, PAGE = 40, 16
 
 
 def requests(vocabulary: int) -> list[Request]:
     """Greedy and sampled, prompts from one token to several chunks; two share a beginning."""
     generator = np.random.default_rng(3)
-    prompts = [generator.integers(0, vocabulary, length).tolist() for length in (1, 2, 15, 17, 33, 64, 90)]
-    prompts.append(prompts[-1][:60] + prompts[3])
-    greedy = SamplingParams(temperature=0, max_tokens=12, logprobs=20)
-    sampled = SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_tokens=20, n=2)
+    prompts = [generator.integers(0, vocabulary, length).tolist() for length in (1, 15, 17, 64, 90)]
+    prompts.append(prompts[-1][:60] + prompts[2])
+    greedy = SamplingParams(temperature=0, max_tokens=8, logprobs=20)
+    sampled = SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_tokens=12, n=2)
     return [
         *(Request(f"greedy {number}", prompt, greedy) for number, prompt in enumerate(prompts)),
-        Request("sampled", prompts[4], sampled),
-        Request("penalised", prompts[5], SamplingParams(seed=1, repetition_penalty=1.3, max_tokens=20)),
+        Request("sampled", prompts[2], sampled),
+        Request("penalised", prompts[3], SamplingParams(seed=1, repetition_penalty=1.3, max_tokens=12)),
     ]
 
 
-def whole_logits(model: Transformer, mesh: jax.sharding.Mesh) -> np.ndarray:
-    """Logits [4, 40, V] of four random prompts, computed on the mesh without a cache."""
+def prompts(vocabulary: int) -> np.ndarray:
+    """Four random ones, int32 [4, 40]."""
+    return np.random.default_rng(4).integers(0, vocabulary, (4, LENGTH)).astype(np.int32)
+
+
+def prefill_logits(model: Transformer, mesh: jax.sharding.Mesh) -> np.ndarray:
+    """Logits [4, 40, V] of the prompts, as the mesh computes them into an empty cache."""
     graph, state = nnx.split(model)
-    tokens = np.random.default_rng(4).integers(0, model.config.vocabulary_size, (4, LENGTH)).astype(np.int32)
-    positions = np.tile(np.arange(LENGTH, dtype=np.int32), (4, 1))
     shards = mesh.shape["data"] * mesh.shape["expert"]
-    repeats = -(-shards // 4)  # at least a row for each batch shard
-    tokens, positions = np.tile(tokens, (repeats, 1)), np.tile(positions, (repeats, 1))
+    rows = max(shards, 4)  # at least one for each batch shard
+    tokens = np.tile(prompts(model.config.vocabulary_size), (rows // 4, 1))
+    positions = np.tile(np.arange(LENGTH, dtype=np.int32), (rows, 1))
+    heads = mesh.shape["tensor"]
 
     def run(state: nnx.State, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        model = nnx.merge(graph, state)
-        return model.logits(model(tokens, positions))
+        model, own = nnx.merge(graph, state), tokens.shape[0]
+        pages = -(-LENGTH // PAGE)
+        shape = CacheShape(own * pages, PAGE, own, LENGTH)
+        config = dataclasses.replace(model.config, num_kv_heads=model.config.num_kv_heads // heads)
+        block_table = jnp.arange(own * pages, dtype=jnp.int32).reshape(own, pages)
+        rings, first_chunk = jnp.arange(own, dtype=jnp.int32), jnp.ones(own, bool)
+        cache = new_cache(config, shape, model.dtype)
+        return model.logits(model.prefill(tokens, positions, cache, block_table, rings, first_chunk)[0])
 
     splits = nnx.from_flat_state(
         [
@@ -75,11 +90,12 @@ def main() -> None:
     config = open_checkpoint(folder).config
     mesh = make_mesh(config, MeshShape(*map(int, sizes)))
     model = load(folder, jnp.float32, mesh)
-    logits = whole_logits(model, mesh) if not sys.argv[6:] else np.zeros(0)
+    of_one_process = mesh.size > 1 and not sys.argv[6:]
+    logits = prefill_logits(model, mesh) if of_one_process else np.zeros(0)
     with Engine(
         model, [3], mesh=mesh, slots=8, max_length=128, page_size=16, prefill_tokens=64, decode_steps=5
     ) as engine:
-        if not engine.speaks:
+        if not engine.is_leader:
             engine.follow()
             return
         found = {}

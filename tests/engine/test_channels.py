@@ -1,18 +1,18 @@
 """Whose content a token is: the messages of a completion, followed token by token."""
 
 import pytest
-from controls import TO_FINAL, encode, encoding, words
 
-from gptoss_jax.engine.channels import Channels, count_content
+from gptoss_jax.engine.channels import Channels
+from tests.engine.processors import TO_FINAL, encode, encoding, words
 
 
 def test_content_of_a_channel_is_counted_in_all_its_messages():
     completion = encode("<|channel|>analysis<|message|>") + words(3)
     completion += encode("<|end|><|start|>assistant<|channel|>analysis to=python code<|message|>") + words(2)
     completion += encode(TO_FINAL) + words(4) + encode("<|return|>")
-    assert count_content(encoding(), completion, "analysis") == 5
-    assert count_content(encoding(), completion, "final") == 4
-    assert count_content(encoding(), completion, "commentary") == 0
+    channels = Channels(encoding())
+    assert sum(map(channels.take, completion)) == 9
+    assert channels.counts == {"analysis": 5, "final": 4}
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import jsonschema
 import llguidance
 import numpy as np
 import pytest
-from grammar_schemas import RandomModel, SchemaMaker, allowed, validate
 
 from checkpoints import open_checkpoint
 from gptoss_jax.engine.grammar import Grammar, GrammarCompiler, GrammarError
 from gptoss_jax.vocabulary import load_encoding_for
 from harmony import Role, load_harmony_encoding, parse_completion
+from tests.engine.grammar_schemas import RandomModel, SchemaMaker, allowed, validate
 
 TINY = load_encoding_for(open_checkpoint("tiny"))
 ROWS = TINY.size + 65

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jsonschema
 import numpy as np
 import pytest
-from grammar_schemas import RandomModel, SchemaMaker, validate
 
 from checkpoints import open_checkpoint
 from gptoss_jax.engine.grammar import Grammar, GrammarCompiler, GrammarError
 from gptoss_jax.vocabulary import load_encoding_for
+from tests.engine.grammar_schemas import RandomModel, SchemaMaker, validate
 
 SCHEMAS = 320
 ENCODING = load_encoding_for(open_checkpoint("tiny"))

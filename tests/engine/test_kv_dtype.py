@@ -8,13 +8,16 @@ import pytest
 from gptoss_jax.engine import Completion, Request, SamplingParams
 from gptoss_jax.llm.loading import load_engine
 from harmony import Conversation, Message, Role
+from tests import tiny_engine
 
 SUMS = [(17 * number % 900 + 3, 31 * number % 800 + 5) for number in range(16)]
 
 
 def completions(kv_dtype: str | None) -> tuple[dict[str, Completion], int]:
     """Greedy completions of sums by the embedded model, and the bytes of a page."""
-    engine, encoding, _ = load_engine("tiny", slots=16, max_length=256, kv_dtype=kv_dtype)
+    engine, encoding, _ = load_engine(
+        "tiny", dtype=tiny_engine.DTYPE, kv_dtype=kv_dtype, **tiny_engine.OPTIONS
+    )
     sampling = SamplingParams(temperature=0, max_tokens=64, logprobs=0)
     requests = []
     for number, (left, right) in enumerate(SUMS):
@@ -26,6 +29,7 @@ def completions(kv_dtype: str | None) -> tuple[dict[str, Completion], int]:
     return {completion.id: completion for completion in engine.run(requests)}, engine.plan.page_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn"])
 def test_eight_bits_take_a_quarter_of_the_memory_and_change_few_answers(kv_dtype: str) -> None:
     exact, page = completions(None)

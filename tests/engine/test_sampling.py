@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptoss_jax import sampling
-from gptoss_jax.sampling import count_prompt, count_tokens, idle_samplers
+from gptoss_jax.engine import sampling
+from gptoss_jax.engine.sampling import count_prompt, count_tokens, idle_samplers
 
 VOCABULARY = 40
 BATCH = 256  # Fewer rows are padded to that with idle ones, for one compilation to do for most tests.
@@ -237,9 +237,9 @@ def everything(count, random):
     ]:
         rows[name] = some(idle, values)
     rows["seeds"] = random.integers(0, 2**32, (count, 2))
-    rows["bias_ids"] = ids(count, size=sampling.MOST_BIASED)
-    rows["bias_values"] = np.zeros((count, sampling.MOST_BIASED))
-    rows["banned_ids"] = ids(count, size=sampling.MOST_BANNED)
+    rows["bias_ids"] = ids(count, size=sampling.MAX_BIASED)
+    rows["bias_values"] = np.zeros((count, sampling.MAX_BIASED))
+    rows["banned_ids"] = ids(count, size=sampling.MAX_BANNED)
     for row in np.flatnonzero(random.random(count) < 0.5):
         rows["bias_ids"][row, :5] = random.choice(width, 5, replace=False)
         rows["bias_values"][row, :5] = random.normal(scale=3.0, size=5)
@@ -356,7 +356,7 @@ def test_a_mask_that_allows_banned_tokens_only_goes_before_the_ban():
     logits = np.tile(np.linspace(2, 0, VOCABULARY), (2, 1))
     allowed = np.zeros((2, VOCABULARY), bool)
     allowed[:, [4, 9]] = True
-    bans = {"banned_ids": ids(2, 4, 9, size=sampling.MOST_BANNED), "ban_until": 5}
+    bans = {"banned_ids": ids(2, 4, 9, size=sampling.MAX_BANNED), "ban_until": 5}
     for limits in ({"temperature": 0.0}, {"top_k": 1}):
         assert tokens(logits, samplers(2, **bans, **limits), allowed=allowed, masked=True) == [4, 4]
     allowed[:, 20] = True
@@ -365,9 +365,9 @@ def test_a_mask_that_allows_banned_tokens_only_goes_before_the_ban():
 
 def test_banned_tokens_are_not_drawn_before_their_number():
     logits = np.tile(np.linspace(4, 0, VOCABULARY), (6, 1))
-    rows = samplers(6, temperature=0.0, banned_ids=ids(6, 0, 1, size=sampling.MOST_BANNED), ban_until=3)
+    rows = samplers(6, temperature=0.0, banned_ids=ids(6, 0, 1, size=sampling.MAX_BANNED), ban_until=3)
     assert tokens(logits, rows, draws=np.arange(6)) == [2, 2, 2, 0, 0, 0]
-    rows = samplers(256, banned_ids=ids(256, 0, 3, size=sampling.MOST_BANNED), ban_until=1, top_k=2)
+    rows = samplers(256, banned_ids=ids(256, 0, 3, size=sampling.MAX_BANNED), ban_until=1, top_k=2)
     assert set(tokens(np.tile(logits[0], (256, 1)), rows)) == {1, 2}
 
 
@@ -395,8 +395,8 @@ def test_penalties_and_bias_change_logits_by_their_formulas(seed, repetition, pr
         "repetition_penalty": repetition,
         "presence_penalty": presence,
         "frequency_penalty": frequency,
-        "bias_ids": ids(VOCABULARY, *biased, size=sampling.MOST_BIASED),
-        "bias_values": np.pad(bias, (0, sampling.MOST_BIASED - 12)),
+        "bias_ids": ids(VOCABULARY, *biased, size=sampling.MAX_BIASED),
+        "bias_values": np.pad(bias, (0, sampling.MAX_BIASED - 12)),
     }
     # Row by row the best ones are taken away, so the tokens come in the order of their logits.
     order = np.argsort(-np.array(expected))
@@ -422,8 +422,8 @@ def test_settings_of_any_finite_size_still_draw_the_token_they_mean():
         ({"frequency_penalty": -np.inf}, {0}),
         ({"repetition_penalty": np.inf}, {2}),
         ({"repetition_penalty": 1e-45}, {0, 1}),
-        ({"bias_ids": ids(64, 5, size=sampling.MOST_BIASED), "bias_values": np.inf}, {5}),
-        ({"bias_ids": ids(64, 0, size=sampling.MOST_BIASED), "bias_values": -np.inf}, {1}),
+        ({"bias_ids": ids(64, 5, size=sampling.MAX_BIASED), "bias_values": np.inf}, {5}),
+        ({"bias_ids": ids(64, 0, size=sampling.MAX_BIASED), "bias_values": -np.inf}, {1}),
     ]:
         for cold in ({"temperature": 0.0}, {"temperature": 1e-6}, {"temperature": 1e-45, "top_p": 0.9}):
             drawn = set(tokens(logits, samplers(64, **fields, **cold), counts=counts))
@@ -441,7 +441,7 @@ def test_log_probabilities_are_those_of_the_logits_as_they_came():
         logprobs=[True, True, True, False, True],
         temperature=[0.0, 0.7, 1.0, 1.0, 2.0],
         top_k=2,
-        bias_ids=ids(5, 17, size=sampling.MOST_BIASED),
+        bias_ids=ids(5, 17, size=sampling.MAX_BIASED),
         bias_values=100.0,
     )
     drawn = sample(logits, rows)
@@ -516,9 +516,9 @@ def test_idle_rows_fit_what_a_request_may_ask_for():
     from gptoss_jax.engine import request
 
     idle = idle_samplers(3)
-    assert idle.bias_ids.shape == idle.bias_values.shape == (3, request.MOST_BIASED_TOKENS)
-    assert idle.banned_ids.shape[1] >= request.MOST_STOP_TOKENS
-    assert sampling.MOST_TOP == request.MOST_TOP_LOGPROBS
+    assert idle.bias_ids.shape == idle.bias_values.shape == (3, request.MAX_BIASED_TOKENS)
+    assert idle.banned_ids.shape[1] >= request.MAX_STOP_TOKENS
+    assert sampling.MAX_TOP == request.MAX_TOP_LOGPROBS
 
 
 def test_sampling_runs_inside_a_compiled_loop():

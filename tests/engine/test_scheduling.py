@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
-from engine_model import GREEDY, OPTIONS, make_engine, make_requests, run, tokens_of
 
 from gptoss_jax.engine import Request, SamplingParams
+from gptoss_jax.engine.sequence import State
+from tests.engine.engine_model import (
+    FEW_PAGES,
+    GREEDY,
+    OPTIONS,
+    generate_by_plain_model,
+    make_engine,
+    make_requests,
+    run,
+    tokens_of,
+)
 
 MIXES = 200
 
@@ -28,28 +39,44 @@ def requests() -> list[Request]:
 
 @pytest.fixture(scope="module")
 def alone(requests: list[Request]) -> dict[str, list[int]]:
-    """What each request gives by itself, on an engine that keeps nothing of earlier ones."""
-    engine = make_engine(snapshots=0)
-    return {request.id: run(engine, [request])[request.id].tokens for request in requests}
+    """What the published model gives for each request by itself, without an engine."""
+    return {one.id: generate_by_plain_model(one.prompt, one.sampling.max_tokens) for one in requests}
 
 
 @pytest.fixture(scope="module")
 def engines() -> list:
-    """Engines with different numbers of pages: hardly more than the longest sequence needs, some, plenty."""
+    """Engines with hardly any pages, and with plenty of them."""
+    return [make_engine(**FEW_PAGES), make_engine()]
+
+
+@pytest.fixture(scope="module")
+def more_engines(engines: list) -> list:
+    """The same, and engines with other numbers of slots and of steps in a dispatch."""
     return [
-        make_engine(pages=4, snapshots=2),
+        *engines,
         make_engine(pages=6, snapshots=0, decode_steps=8),
-        make_engine(pages=8, snapshots=4, slots=8),
-        make_engine(),
+        make_engine(pages=8, snapshots=4, slots=3),
     ]
 
 
-def test_every_mix_of_arrivals_and_cancellations_gives_each_sequence_its_own_tokens(
+def test_mixes_of_arrivals_and_cancellations_give_each_sequence_its_own_tokens(
     requests: list[Request], alone: dict[str, list[int]], engines: list
 ) -> None:
+    run_mixes(requests, alone, engines, MIXES // 8)
+
+
+@pytest.mark.slow
+def test_many_mixes_of_arrivals_and_cancellations_give_each_sequence_its_own_tokens(
+    requests: list[Request], alone: dict[str, list[int]], more_engines: list
+) -> None:
+    run_mixes(requests, alone, more_engines, MIXES)
+
+
+def run_mixes(requests: list[Request], alone: dict[str, list[int]], engines: list, mixes: int) -> None:
+    """Runs random mixes on each engine in turn, and compares every sequence with the one it gives alone."""
     generator = np.random.default_rng(1)
     finished = cancelled = 0
-    for mix in range(MIXES):
+    for mix in range(mixes):
         engine = engines[mix % len(engines)]
         chosen = [requests[index] for index in generator.permutation(60)[: generator.integers(2, 9)]]
         arrivals = sorted(generator.integers(0, 6, len(chosen)).tolist())
@@ -78,21 +105,22 @@ def test_every_mix_of_arrivals_and_cancellations_gives_each_sequence_its_own_tok
             else:
                 assert completion.tokens == alone[name], (mix, name)
                 finished += 1
-    assert finished > 3 * MIXES
-    assert cancelled > MIXES // 10
-    assert sum(engine.statistics.preemptions for engine in engines) > 40
-    assert sum(engine.statistics.cached_tokens for engine in engines) > 1000
+    assert finished > 3 * mixes
+    assert cancelled > mixes // 10
+    assert sum(engine.statistics.preemptions for engine in engines) > 40 * mixes // MIXES
+    assert sum(engine.statistics.cached_tokens for engine in engines) > 1000 * mixes // MIXES
     for engine in engines:
         for shard in engine._scheduler._shards:
-            assert shard.store.available == engine._layout.cache.pages
+            assert shard.store.available == engine._layout.pages
             assert len(shard.free) == engine._layout.slots
             assert not shard.prefixes
 
 
-def test_a_requests_samples_are_the_same_alone_among_64_reversed_and_after_others(
-    engines: list,
+@pytest.mark.parametrize("slots", [OPTIONS["slots"], pytest.param(64, marks=pytest.mark.slow)])
+def test_a_requests_samples_are_the_same_alone_among_others_reversed_and_after_others(
+    engines: list, slots: int
 ) -> None:
-    engine = make_engine(slots=64)
+    engine = make_engine(slots=slots)
     requests = [
         dataclasses.replace(
             request,
@@ -120,7 +148,7 @@ def test_a_requests_samples_are_the_same_alone_among_64_reversed_and_after_other
 
 
 def test_samples_of_one_request_differ_from_each_other_and_share_its_prompt() -> None:
-    engine = make_engine(slots=8)
+    engine = make_engine()
     prompt = list(range(4, 44))
     request = Request("many", prompt, SamplingParams(n=6, max_tokens=12, temperature=1.5))
     completions = list(engine.run([request]))
@@ -141,11 +169,13 @@ def test_a_common_beginning_is_computed_once() -> None:
     computed = engine.statistics.prefilled_tokens
     assert computed == 33 + 7 * (33 - 32)
     assert sorted(completion.cached_tokens for completion in first.values()) == [0] + [32] * 7
-    assert tokens_of(run(make_engine(snapshots=0), requests)) == tokens_of(first)
+    for request in requests:
+        expected = generate_by_plain_model(request.prompt, GREEDY.max_tokens)
+        assert first[request.id].tokens == expected
 
 
 def test_no_mix_of_requests_compiles_a_new_program() -> None:
-    engine = make_engine(pages=6)
+    engine = make_engine(**FEW_PAGES)
     run(engine, make_requests(6, GREEDY, longest=60))
     penalised = SamplingParams(temperature=0.5, top_k=4, frequency_penalty=0.3, seed=1, logprobs=5, n=2)
     list(engine.run(make_requests(2, penalised)))
@@ -156,19 +186,19 @@ def test_no_mix_of_requests_compiles_a_new_program() -> None:
 
 
 def test_a_long_prompt_does_not_stop_those_that_decode() -> None:
-    engine = make_engine(prefill_tokens=16, max_length=256, slots=2)
-    engine.add(Request("first", [5, 6], SamplingParams(temperature=0, max_tokens=200)))
+    engine = make_engine((), prefill_tokens=4)
+    engine.add(Request("first", [5, 6], SamplingParams(temperature=0, max_tokens=60)))
     for _ in range(3):
         engine.step()
-    engine.add(Request("long", list(range(4, 50)) * 4, GREEDY))
+    engine.add(Request("long", list(range(4, 50)), GREEDY))
     seen = []
     while len(seen) < 8:
         seen += [update.id for update in engine.step() if update.tokens]
-    assert seen[:8].count("first") >= 7  # 184 tokens of prompt are twelve chunks
+    assert seen[:8].count("first") >= 7  # 46 tokens of prompt are twelve chunks
 
 
 def test_a_cancelled_request_frees_its_slot_and_pages_at_once() -> None:
-    engine = make_engine(slots=1, pages=4)
+    engine = make_engine(**FEW_PAGES)
     engine.add(Request("long", list(range(4, 40)), SamplingParams(temperature=0, max_tokens=28)))
     engine.add(Request("next", [7, 8, 9], GREEDY))
     for _ in range(2):
@@ -180,11 +210,29 @@ def test_a_cancelled_request_frees_its_slot_and_pages_at_once() -> None:
     assert [one.request.id for one in engine._scheduler.running()] == ["next"]
 
 
+def test_a_sequence_waits_is_prefilled_and_decodes():
+    engine = make_engine(**FEW_PAGES)  # no room for two
+    engine.add(Request("first", list(range(4, 40)), GREEDY))
+    engine.add(Request("second", [5, 6], GREEDY))
+    (first,), (second,) = engine._sequences.values()
+    seen = [(first.state, second.state)]
+    while engine.unfinished:
+        engine.step()
+        seen.append((first.state, second.state))
+    waiting, prefilling, decoding = State.WAITING, State.PREFILLING, State.DECODING
+    assert [pair for pair, _ in itertools.groupby(seen)] == [
+        *[(waiting, waiting), (prefilling, waiting), (decoding, waiting)],
+        *[(waiting, waiting), (waiting, decoding), (waiting, waiting)],
+    ]
+    with pytest.raises(RuntimeError, match="sample 0 of request 'first' has no slot"):
+        _ = first.placed
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slots": 0}, "slots is 0: it must be a whole number from 1"),
-        ({"decode_steps": 2.5}, "decode_steps is 2.5: it must be a whole number from 1"),
+        ({"slots": 0}, "slots is 0: it must be a whole number from 1 to 2147483647"),
+        ({"decode_steps": 2.5}, "decode_steps is 2.5: it must be a whole number from 1 to 2147483647"),
         ({"page_size": 24}, "page_size is 24: it must be a multiple of 16"),
         ({"pages": 3}, "pages is 3: the longest sequence, 64 tokens, needs 4 of 16 tokens"),
         (

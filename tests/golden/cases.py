@@ -46,12 +46,12 @@ class Case:
         return np.tile(row, (self.batch, 1))
 
     def write(self, folder: Path, layout: Layout | None = None) -> Path:
-        """Writes the checkpoint, in its own layout or the one asked for."""
+        """Writes the checkpoint; layout: None for the case's own."""
         write_random(folder, self.config, self.seed, layout or self.layout, rope_key=self.rope_key)
         return folder
 
     def weights_digest(self) -> str:
-        """SHA-256 of the random weights: tells a changed generator from a wrong model."""
+        """SHA-256 of the random weights, which distinguishes a changed generator from a wrong model."""
         digest = hashlib.sha256()
         for name, spec in parameter_specs(self.config).items():
             values = np.empty(spec.shape, spec.dtype)

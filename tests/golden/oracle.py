@@ -48,7 +48,7 @@ def every_byte_at_every_scale() -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantise(blocks: np.ndarray, scales: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The bit patterns, uint32 or uint16 [rows, K], of what transformers reads from MXFP4.
+    """The bit patterns, uint32 or uint16 [rows, K], of the weights that transformers decodes from MXFP4.
 
     blocks uint8 [rows, K/32, 16], scales uint8 [rows, K/32]; dtype float32 or bfloat16.
     """

@@ -25,7 +25,7 @@ def vocabulary_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def known(vocabulary_folder: Path) -> ModuleType:
-    """The known library, reading the package's vocabulary."""
+    """openai-harmony, reading the package's vocabulary."""
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(vocabulary_folder)
     return pytest.importorskip("openai_harmony")
 

@@ -12,13 +12,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch and transformers: scripts/test_live")
 pytest.importorskip("transformers", reason="needs torch and transformers: scripts/test_live")
 
-from golden import oracle  # noqa: E402
-from golden.cases import CASES, DEQUANTISATION, Case  # noqa: E402
-from golden.distances import BFLOAT16_FACTOR, TOLERANCE, relative_difference, rms_distance  # noqa: E402
-from golden.running import cached_pass, full_pass  # noqa: E402
-
-from gptoss_jax.model import load  # noqa: E402
+from gptoss_jax.model import load, load_plain  # noqa: E402
 from pallas_kernels import mxfp4  # noqa: E402
+from tests.golden import oracle  # noqa: E402
+from tests.golden.cases import CASES, DEQUANTISATION, Case  # noqa: E402
+from tests.golden.distances import BFLOAT16_FACTOR, TOLERANCE, relative_difference, rms_distance  # noqa: E402
+from tests.golden.running import cached_pass, full_pass  # noqa: E402
 
 FRESH_SEEDS = range(100, 106)
 
@@ -34,8 +33,8 @@ def test_float32_logits_are_transformers(case: Case, tmp_path: Path) -> None:
     ours, theirs = write_both(case, tmp_path)
     tokens, positions = case.tokens(), case.positions()
     expected = oracle.logits(oracle.load(theirs, torch.float32), tokens, positions)
-    model = load(ours, jnp.float32)
-    for logits in (full_pass(model, tokens, positions), cached_pass(model, tokens, positions, 7, singles=3)):
+    plain, served = load_plain(ours), load(ours)
+    for logits in (full_pass(plain, tokens, positions), cached_pass(served, tokens, positions, 7, singles=3)):
         assert relative_difference(logits, expected) <= TOLERANCE
         np.testing.assert_array_equal(logits.argmax(-1), expected.argmax(-1))
     assert relative_difference(np.load(case.golden)["logits"], expected) <= TOLERANCE, (
@@ -54,7 +53,7 @@ def test_over_several_checkpoints_bfloat16_is_as_close_to_float32_as_transformer
         our_folder, their_folder = write_both(fresh, tmp_path / str(seed))
         expected.append(oracle.logits(oracle.load(their_folder, torch.float32), tokens, positions))
         theirs.append(oracle.logits(oracle.load(their_folder, torch.bfloat16), tokens, positions))
-        ours.append(full_pass(load(our_folder, jnp.bfloat16), tokens, positions))
+        ours.append(full_pass(load_plain(our_folder, jnp.bfloat16), tokens, positions))
     allowed = BFLOAT16_FACTOR * rms_distance(theirs, expected)
     assert rms_distance(ours, expected) <= allowed
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, Script
 
 from checkpoints import open_checkpoint
 from gptoss_jax.engine.request import Request
 from gptoss_jax.llm import LLM
 from gptoss_jax.vocabulary import load_encoding_for
 from harmony import HarmonyEncoding
+from tests.llm.fake_engine import FakeEngine, Script
 
 
 @pytest.fixture(scope="module", autouse=True)

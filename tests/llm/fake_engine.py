@@ -44,10 +44,10 @@ class FakeEngine:
         slots: int = 4,
         max_length: int = 2000,
         fail_at: int | None = None,
-        speaks: bool = True,
+        is_leader: bool = True,
     ) -> None:
         self.max_length = max_length
-        self.speaks = speaks
+        self.is_leader = is_leader
         self.gate = threading.Event()
         self.gate.set()
         self.stepped = threading.Event()

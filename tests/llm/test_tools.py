@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
+import decimal
 import enum
 import functools
+import json
 from typing import Annotated, Any, Literal
 
+import jax.numpy as jnp
+import numpy as np
+import pydantic
 import pytest
 from pydantic import BaseModel, Field
 
 from gptoss_jax.llm import ToolCall
-from gptoss_jax.tools import Tool, Toolbox, ToolError
+from gptoss_jax.llm.tools import Tool, Toolbox, ToolError
 from harmony import Message, Role
 from harmony.openai_formats import conversation_from_chat
 
@@ -305,3 +311,91 @@ def test_interrupts_are_not_told_to_the_model() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Toolbox({"f": interrupt}).run(call("f", "{}"))
+
+
+# What JSON cannot hold
+
+
+@dataclasses.dataclass
+class Reading:
+    value: float
+    unit: str = "K"
+
+
+class Row(pydantic.BaseModel):
+    values: list[float]
+
+
+class Named:
+    def __str__(self) -> str:
+        return "a thing"
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (NAN, "null"),
+        (INFINITY, "null"),
+        ([1, NAN, {"a": {"b": (-INFINITY, 2.5)}}], '[1,null,{"a":{"b":[null,2.5]}}]'),
+        (Reading(NAN), '{"value":null,"unit":"K"}'),
+        (Row(values=[NAN, 1]), '{"values":[null,1.0]}'),
+        ({NAN}, "[null]"),
+        (filter(None, []), "[]"),
+        (np.float32("nan"), "null"),
+        (np.float32(0.5), "0.5"),
+        (np.int64(3), "3"),
+        (np.bool_(True), "true"),
+        (np.array([[1.0, NAN], [2.0, INFINITY]]), "[[1.0,null],[2.0,null]]"),
+        (jnp.arange(3), "[0,1,2]"),
+        (jnp.float32("nan"), "null"),
+        (decimal.Decimal("NaN"), '"NaN"'),
+        (b"text", '"text"'),
+        (bytearray(b"\xc3\xa9"), '"é"'),
+        (Named(), '"a thing"'),
+        ({Named(): [Named()]}, '{"a thing":["a thing"]}'),
+        ({"half": "\ud800"}, '{"half":"\ufffd"}'),
+        (None, "null"),
+    ],
+)
+def test_a_result_is_valid_json_whatever_the_function_returns(value: Any, text: str) -> None:
+    told = answer(lambda: value, "{}")
+    assert told == text
+    json.loads(told, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def recursive() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise RuntimeError("I have no name")
+
+
+@pytest.mark.parametrize("make", [recursive, deep, lambda: b"\xff", Unspeakable, lambda: 10**5000])
+def test_a_result_that_cannot_be_told_is_an_error_that_the_model_is_told(make: Any) -> None:
+    text = answer(make, "{}")
+    assert text.startswith("error: ")
+    assert "\n" not in text
+
+
+def test_a_default_that_json_cannot_hold_stays_with_the_function() -> None:
+    def f(limit: float = INFINITY) -> float:
+        return limit
+
+    schema = Tool("f", f).schema()
+    assert "Infinity" not in json.dumps(schema)
+    assert answer(f, "{}") == "null"
+    assert answer(f, '{"limit":2}') == "2.0"

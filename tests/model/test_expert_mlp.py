@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoints.config import ModelConfig
+from gptoss_jax.model import gpt_oss
 from pallas_kernels.expert_matmul import PackedLinear, clamped_swiglu, expert_mlp
 from pallas_kernels.routing import Route
 
@@ -116,10 +120,40 @@ def test_a_tokens_result_does_not_depend_on_where_it_stands_or_who_stands_beside
     np.testing.assert_array_equal(alone[0], together[0])
 
 
+@pytest.mark.parametrize("swiglu", [gpt_oss.clamped_swiglu, clamped_swiglu], ids=["plain model", "kernels"])
 @pytest.mark.parametrize("gate", [-100.0, -8.0, 0.0, 2.5, 6.999, 7.0, 50.0])
 @pytest.mark.parametrize("up", [-50.0, -7.0, -1.0, 0.5, 7.0, 50.0])
-def test_swiglu_clamps_gate_above_only_and_up_on_both_sides(gate: float, up: float) -> None:
+def test_swiglu_clamps_gate_above_only_and_up_on_both_sides(
+    swiglu: Callable[..., jax.Array], gate: float, up: float
+) -> None:
     kept = min(gate, 7.0)
     expected = kept / (1 + math.exp(-1.702 * kept)) * (min(max(up, -7.0), 7.0) + 1)
-    got = float(clamped_swiglu(jnp.float32(gate), jnp.float32(up), 7.0))
+    got = float(swiglu(jnp.float32(gate), jnp.float32(up), 7.0))
     assert got == pytest.approx(expected, rel=1e-5, abs=1e-30)
+
+
+def test_the_plain_models_experts_are_the_weighted_sum_of_each_tokens_own() -> None:
+    config = ModelConfig(
+        num_layers=1,
+        vocabulary_size=8,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=2,
+        num_experts=EXPERTS,
+        experts_per_token=ACTIVE,
+        sliding_window=1,
+        swiglu_limit=LIMIT,
+    )
+    layer = gpt_oss.Experts(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    packed = random_maps(4)
+    for linear, arrays in zip((layer.gate_up, layer.down), packed, strict=True):
+        linear.blocks[...], linear.scales[...], linear.bias[...] = map(jnp.asarray, arrays)
+    generator = np.random.default_rng(4)
+    x = generator.standard_normal((TOKENS, HIDDEN)).astype(np.float32)
+    experts = np.stack([generator.permutation(EXPERTS)[:ACTIVE] for _ in range(TOKENS)]).astype(np.int32)
+    weights = generator.dirichlet(np.ones(ACTIVE), TOKENS).astype(np.float32)
+    expected = oracle(x, experts, weights, *packed)
+    result = np.asarray(layer(jnp.asarray(x), jnp.asarray(experts), jnp.asarray(weights)))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5 * max(1.0, np.abs(expected).max()))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from checkpoints.config import GPT_OSS_20B, ModelConfig
-from gptoss_jax.model.rope import rotate, rotations, yarn_frequencies
+from gptoss_jax.model.gpt_oss import rotate, rotations, yarn_frequencies
 
 SMALL = dataclasses.replace(
     GPT_OSS_20B,
@@ -25,7 +25,8 @@ PLAIN = dataclasses.replace(GPT_OSS_20B, yarn_factor=1.0)
 
 
 def frequency_of_pair(pair: int, config: ModelConfig) -> float:
-    """A pair keeps its frequency if it turns often within the original length, and is slowed if seldom.
+    """A pair keeps its frequency if it rotates often within the original length, and is slowed if it rotates
+    rarely.
 
     In between the blend is linear in the pair's number: it is 0 where a pair would turn beta_fast times
     and 1 where it would turn beta_slow times, both numbers as real ones, not truncated.

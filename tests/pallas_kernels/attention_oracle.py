@@ -1,6 +1,4 @@
-"""Attention in float64, one query of one head at a time, over keys found one by one; and random inputs for
-it.
-"""
+"""Attention in float64, one query of one head at a time; and random inputs for it."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ def attention(
 ) -> tuple[np.ndarray, np.ndarray]:
     """q [B, H, h]; rows[b][k] [n, 2h], the keys and values that sequence b sees on KV head k.
 
-    Returns the result [B, H, h] and, beside it, Σ share · |value|: what a rounding error of shares is
-    relative to.
+    Returns the result [B, H, h] and Σ share · |value|, to which rounding errors of shares are relative.
     """
     batch, heads, size = q.shape
     group = heads // len(rows[0])
@@ -59,7 +56,7 @@ def assert_within_bound(actual: np.ndarray, expected: np.ndarray, size_of_terms:
 
 
 def rounded(x: np.ndarray, stored: str | None) -> np.ndarray:
-    """What is read of x where it was stored in another dtype."""
+    """x after storing it in another dtype and reading it back."""
     return x if stored is None else x.astype(stored).astype(x.dtype)
 
 

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels.expert_matmul import Arrangement, PackedLinear, TiledExperts, tile_experts, tpu
-from pallas_kernels.mxfp4.tiled import Form
+from pallas_kernels.expert_matmul import PackedLinear, TiledExperts, WeightLayout, tile_experts, tpu
+from pallas_kernels.mxfp4.tiled import CodeFormat
 from pallas_kernels.routing import Route
 
 LIMIT = 7.0
@@ -36,11 +36,11 @@ def cut_otherwise(changes: dict[str, Any]) -> Iterator[None]:
 
 @functools.partial(jax.jit, static_argnames=("form", "wide"), compiler_options=LEAN)
 def tile_lean(
-    gate_up: PackedLinear, down: PackedLinear, form: Form, wide: tuple[bool, bool] = (False, False)
+    gate_up: PackedLinear, down: PackedLinear, form: CodeFormat, wide: tuple[bool, bool] = (False, False)
 ) -> TiledExperts:
     """`tile_experts` in one program."""
-    first, second = (Arrangement(form, one) for one in wide)
-    return tile_experts(gate_up, down, form, arrangements=(first, second))
+    first, second = (WeightLayout(form, one) for one in wide)
+    return tile_experts(gate_up, down, form, layouts=(first, second))
 
 
 def codes_of(blocks: np.ndarray) -> np.ndarray:
@@ -128,7 +128,7 @@ def expected(
                 continue
             gate, up = first[expert] @ x[token].astype(np.float64) + first_bias[expert]
             gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-            activation = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            activation = gate / (1 + np.exp(np.minimum(-1.702 * gate, 700.0))) * (up + 1)
             values[token] += share * (second[expert] @ activation + second_bias[expert])
             terms[token] += share * (np.abs(second[expert]) @ np.abs(activation))
     return Expected(values, terms)

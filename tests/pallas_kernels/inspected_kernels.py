@@ -1,7 +1,9 @@
-"""Run as a program: counts small kernels, whose cycles and bytes must relate in known ways, and prints JSON.
+"""A program that counts small kernels, whose cycles and bytes have known relations, and prints JSON.
 
 A process of its own, because libtpu reads its flags once, when it is loaded.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -20,8 +22,11 @@ from pallas_kernels.platform import Chip
 BLOCK = (256, 512)  # float32: 512 KiB
 
 
-def kernel(work, schedule, x, out, *, passes: int, trips: int) -> None:
-    """Adds passes · trips multiples of x to out; only in steps whose work is positive."""
+def kernel(work: jax.Ref, schedule: jax.Ref, x: jax.Ref, out: jax.Ref, *, passes: int, trips: int) -> None:
+    """Adds passes · trips multiples of x to out, in steps whose work is positive.
+
+    work, schedule int32 [16] in scalar memory; x float32 [1, 256, 512] and out float32 [8, 128] in VMEM.
+    """
     step = pl.program_id(0)
 
     @pl.when(work[step] > 0)
@@ -54,7 +59,7 @@ def counted(chip: Chip, work: list[int], schedule: list[int], passes: int = 4, t
     return count(call, [jax.ShapeDtypeStruct(*shape) for shape in shapes], chip, "powers", scalars)
 
 
-def told(one: KernelCount) -> dict[str, object]:
+def figures(one: KernelCount) -> dict[str, object]:
     trace = one.traces[0]
     valu = one.program.units.index("VALU")
     return {
@@ -84,14 +89,14 @@ if __name__ == "__main__":
     print(
         json.dumps(
             {
-                "plain": told(counted("v5e", ones, eight)),
-                "again": told(counted("v5e", ones, eight)),
-                "idle": told(counted("v5e", [1, 0, 0, 1, 0, 0, 0, 1], eight)),
-                "same block": told(counted("v5e", ones, [3, 3, 3, 3, 5, 5, 5, 5])),
-                "more trips": told(counted("v5e", ones, eight, trips=12)),
-                "more passes": told(counted("v5e", ones, eight, passes=8)),
-                "v5p": told(counted("v5p", ones, eight)),
-                "7x": told(counted("7x", ones, eight)),
+                "plain": figures(counted("v5e", ones, eight)),
+                "again": figures(counted("v5e", ones, eight)),
+                "idle": figures(counted("v5e", [1, 0, 0, 1, 0, 0, 0, 1], eight)),
+                "same block": figures(counted("v5e", ones, [3, 3, 3, 3, 5, 5, 5, 5])),
+                "more trips": figures(counted("v5e", ones, eight, trips=12)),
+                "more passes": figures(counted("v5e", ones, eight, passes=8)),
+                "v5p": figures(counted("v5p", ones, eight)),
+                "7x": figures(counted("7x", ones, eight)),
                 "refusal": refusal(),
             }
         )

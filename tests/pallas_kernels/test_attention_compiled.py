@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from test_attention_decode import Pages, Ring
 
 from gptoss_jax.bench.kernels.hopper import KERNEL_CALL, lower_for_hopper
 from pallas_kernels.attention import (
@@ -25,7 +24,9 @@ from pallas_kernels.attention import (
     prefill_pages,
     store_entries,
 )
-from pallas_kernels.platform import CHIPS, Chip, using
+from pallas_kernels.platform import Chip, using
+from tests.pallas_kernels.marks import EVERY_CHIP, slow
+from tests.pallas_kernels.test_attention_decode import Pages, Ring
 
 HEADS, KV_HEADS, SIZE, WINDOW, PAGE = 64, 8, 64, 128, 128
 TOPOLOGIES: dict[Chip, str] = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4", "7x": "tpu7x:2x2x1"}
@@ -67,36 +68,37 @@ def spec(rank: int, axis: int | None) -> PartitionSpec:
     return PartitionSpec(*("tensor" if place == axis else None for place in range(rank)))
 
 
-@pytest.mark.parametrize("stored", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("stored", ["bfloat16", slow("float8_e4m3fn")])
 @pytest.mark.parametrize("operation", ["decode_pages", "decode_ring", "prefill_pages", "prefill"])
-@pytest.mark.parametrize("chip", CHIPS)
-def test_kernels_compile_for_one_chip_and_for_heads_shared_out_to_eight(
-    chip: Chip, operation: str, stored: str
+@pytest.mark.parametrize("count", [slow(1), 8], ids=["one chip", "heads split over eight"])
+@pytest.mark.parametrize("chip", EVERY_CHIP)
+def test_kernels_compile_and_copy_and_pad_no_cache(
+    chip: Chip, count: int, operation: str, stored: str
 ) -> None:
-    for devices in (mesh(chip, 1), mesh(chip, 8)):
-        run, arguments = shapes(64, 256, 64, devices.size, stored)[operation]
-        specs = tuple(spec(len(shape), axis) for shape, _, axis in arguments)
-        args = [
-            jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(devices, place))
-            for (shape, dtype, _), place in zip(arguments, specs, strict=True)
-        ]
-        out = spec(len(arguments[0][0]), arguments[0][2])
-        sharded = jax.shard_map(run, mesh=devices, in_specs=specs, out_specs=out, check_vma=False)
-        with using("tpu", chip=chip):
-            compiled = jax.jit(sharded).lower(*args).compile()
-        held = [int(np.prod(arg.sharding.shard_shape(arg.shape))) * arg.dtype.itemsize for arg in args]
-        memory = compiled.memory_analysis()
-        if operation.startswith("decode"):
-            assert memory.temp_size_in_bytes < max(held) / 2  # no cache is copied
-        if operation != "prefill":
-            assert memory.argument_size_in_bytes < 1.03 * sum(held)  # and none is padded
+    devices = mesh(chip, count)
+    run, arguments = shapes(64, 256, 64, devices.size, stored)[operation]
+    specs = tuple(spec(len(shape), axis) for shape, _, axis in arguments)
+    args = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(devices, place))
+        for (shape, dtype, _), place in zip(arguments, specs, strict=True)
+    ]
+    out = spec(len(arguments[0][0]), arguments[0][2])
+    sharded = jax.shard_map(run, mesh=devices, in_specs=specs, out_specs=out, check_vma=False)
+    with using("tpu", chip=chip):
+        compiled = jax.jit(sharded).lower(*args).compile()
+    held = [int(np.prod(arg.sharding.shard_shape(arg.shape))) * arg.dtype.itemsize for arg in args]
+    memory = compiled.memory_analysis()
+    if operation.startswith("decode"):
+        assert memory.temp_size_in_bytes < max(held) / 2  # no cache is copied
+    if operation != "prefill":
+        assert memory.argument_size_in_bytes < 1.03 * sum(held)  # and none is padded
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("kind", ["pages", "rings"])
-@pytest.mark.parametrize("stored", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("chip", EVERY_CHIP)
+@pytest.mark.parametrize("kind", ["pages", slow("rings")])
+@pytest.mark.parametrize("stored", [slow("bfloat16"), "float8_e4m3fn"])
 def test_storing_and_attending_in_a_loop_copies_no_pool(chip: Chip, kind: str, stored: str) -> None:
-    """XLA's own scatter into five dimensions would: it wants them in another order than the kernels."""
+    """XLA's own scatter would copy: it needs the dimensions in another order than the kernels."""
     units, rows, lanes = entry_layout(KV_HEADS, SIZE)
     batch, columns = 8, 64
     place = NamedSharding(mesh(chip, 1), PartitionSpec())
@@ -145,7 +147,7 @@ def test_layers_alike_are_lowered_once() -> None:
     assert text.count("call @decode_pages") == 3
 
 
-@pytest.mark.parametrize("stored", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("stored", ["bfloat16", slow("float8_e4m3fn")])
 @pytest.mark.parametrize("operation", ["decode_pages", "decode_ring", "prefill_pages", "prefill"])
 def test_kernels_lower_for_hopper_at_the_published_shapes(operation: str, stored: str) -> None:
     for batch in (1, 64):

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import assert_within_bound, attention, random, rounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pallas_kernels.attention
 from pallas_kernels.attention import entry_layout, pack, unpack
 from pallas_kernels.platform import using
+from tests.pallas_kernels.attention_oracle import assert_within_bound, attention, random, rounded
+from tests.pallas_kernels.marks import named
 
 # Compiled quickly, not well: an interpreted kernel takes seconds to compile and milliseconds to run.
 QUICK = {"xla_backend_optimization_level": 0}
@@ -26,7 +27,7 @@ MODES = ["reference", "tpu-interpret", "gpu-interpret"]
 
 @dataclasses.dataclass(frozen=True)
 class Pages:
-    """Sequences of `lengths` keys, scattered over a pool of pages that holds NaN wherever nobody looks."""
+    """Sequences of `lengths` keys, scattered over a pool of pages that holds NaN everywhere else."""
 
     lengths: tuple[int, ...]
     page: int = 8
@@ -96,32 +97,42 @@ PAGES = {
     "8 bits, more exponent": Pages((7, 8, 9, 0), dtype="bfloat16", stored="float8_e5m2"),
 }
 
+SLOW_PAGES = {
+    "head size 64, eight to a KV head",
+    "head size 128",
+    "one KV head, odd page",
+    "bfloat16, the published heads",
+    "one KV head of 64 and eight queries",
+    "two units of two heads",
+    "8 bits and float32",
+    "8 bits, more exponent",
+}
+
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("case", named(PAGES, SLOW_PAGES))
 def test_pages_hold_exactly_the_keys_that_a_sequence_sees(case: Pages, mode: str) -> None:
     case.check(mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 64), min_size=4, max_size=4),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
     sink=st.sampled_from([None, -200.0, 200.0]),
     seed=st.integers(0, 1000),
 )
 def test_any_lengths_and_any_scattering_of_pages_give_attention(
-    mode: str, lengths: list[int], dtype: str, sink: float | None, seed: int
+    mode: str, lengths: list[int], sink: float | None, seed: int
 ) -> None:
-    Pages(tuple(lengths), dtype=dtype, sink=sink, seed=seed).check(mode)
+    Pages(tuple(lengths), sink=sink, seed=seed).check(mode)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
     """Sequences whose newest token stands at `positions`, in rings of `width` rows that began at `start`.
 
-    `taken_back`: so many later tokens were written, too. Further rings, of no sequence, hold NaN.
+    taken_back: how many later tokens were written and taken back. Rings without a sequence hold NaN.
     """
 
     positions: tuple[int, ...]
@@ -191,9 +202,19 @@ RINGS = {
     "8 bits, more exponent": Ring((20, 3, -1, 7), window=5, dtype="bfloat16", stored="float8_e5m2"),
 }
 
+SLOW_RINGS = {
+    "slots without a sequence",
+    "head size 128",
+    "8 bits",
+    "the published window, wrapped several times",
+    "bfloat16",
+    "8 bits and float32",
+    "8 bits, more exponent",
+}
+
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", RINGS.values(), ids=RINGS)
+@pytest.mark.parametrize("case", named(RINGS, SLOW_RINGS))
 def test_a_ring_shows_a_query_the_last_keys_of_its_window(case: Ring, mode: str) -> None:
     case.check(mode)
 
@@ -225,18 +246,17 @@ def test_every_window_from_1_to_129_shows_exactly_its_keys(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     positions=st.lists(st.integers(-1, 60), min_size=4, max_size=4),
     window=st.integers(1, 8),
     start=st.integers(0, 20),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
     seed=st.integers(0, 1000),
 )
 def test_any_positions_in_any_ring_give_attention(
-    mode: str, positions: list[int], window: int, start: int, dtype: str, seed: int
+    mode: str, positions: list[int], window: int, start: int, seed: int
 ) -> None:
-    Ring(tuple(positions), window, 8, start, 8 - window, dtype=dtype, seed=seed).check(mode)
+    Ring(tuple(positions), window, 8, start, 8 - window, seed=seed).check(mode)
 
 
 @pytest.mark.parametrize(

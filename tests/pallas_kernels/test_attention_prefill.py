@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import assert_within_bound, attention, random, rounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pallas_kernels.attention
 from pallas_kernels.attention import entry_layout, pack
 from pallas_kernels.platform import using
+from tests.pallas_kernels.attention_oracle import assert_within_bound, attention, random, rounded
+from tests.pallas_kernels.marks import named, slow
 
 # Compiled quickly, not well: an interpreted kernel takes seconds to compile and milliseconds to run.
 QUICK = {"xla_backend_optimization_level": 0}
@@ -116,7 +117,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("case", named(PAGES, {"one token", "8 bits", "a row without tokens"}))
 def test_a_chunk_sees_the_pages_before_it_and_itself(case: Chunk, mode: str) -> None:
     run_pages(case, 8, mode)
 
@@ -173,15 +174,25 @@ RINGS = {
     ),
 }
 
+SLOW_RINGS = {
+    "the published window",
+    "8 bits",
+    "a chunk longer than the window",
+    "a window longer than a block",
+    "a row without tokens",
+    "bfloat16",
+    "a window of one, and a ring for more",
+}
+
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("case", "width"), RINGS.values(), ids=RINGS)
+@pytest.mark.parametrize(("case", "width"), named(RINGS, SLOW_RINGS))
 def test_a_chunk_sees_the_ring_before_it_and_itself(case: Chunk, width: int, mode: str) -> None:
     run_ring(case, width, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("taken_back", [0, 3, 16])
+@pytest.mark.parametrize("taken_back", [slow(0), slow(3), 16])
 def test_a_chunk_sees_its_window_of_a_longer_ring_and_nothing_that_was_taken_back(
     mode: str, taken_back: int
 ) -> None:
@@ -190,7 +201,7 @@ def test_a_chunk_sees_its_window_of_a_longer_ring_and_nothing_that_was_taken_bac
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("window", [None, 1, 5, 129])
+@pytest.mark.parametrize("window", [slow(None), 5, slow(1), slow(129)])
 def test_tokens_without_a_cache_see_each_other_within_the_window(window: int | None, mode: str) -> None:
     case = Chunk((0, 0), (150, 3), 150, window=window, room=150)
     q, k, v, sinks = case.tokens()

@@ -14,6 +14,7 @@ from gptoss_jax.bench.kernels.hopper import KERNEL_CALL, lower_for_hopper
 from pallas_kernels.expert_matmul import PackedLinear, gpu, gpu_decoding
 from pallas_kernels.platform import using
 from pallas_kernels.routing import Route
+from tests.pallas_kernels.marks import slow
 
 LIMIT = 7.0
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -90,15 +91,15 @@ def check(tokens: int, experts: int, active: int, hidden: int, inner: int, dtype
     ("tokens", "experts", "active", "hidden", "inner", "style", "dtype"),
     [
         (0, 4, 2, 64, 32, "any", np.float32),
-        (1, 4, 2, 64, 32, "any", np.float32),
+        slow(1, 4, 2, 64, 32, "any", np.float32),
         (1, 4, 2, 64, 96, "any", ml_dtypes.bfloat16),
-        (5, 128, 4, 64, 96, "any", np.float32),
-        (9, 1, 1, 96, 64, "any", np.float32),
-        (64, 6, 2, 32, 160, "any", ml_dtypes.bfloat16),
+        slow(5, 128, 4, 64, 96, "any", np.float32),
+        slow(9, 1, 1, 96, 64, "any", np.float32),
+        slow(64, 6, 2, 32, 160, "any", ml_dtypes.bfloat16),
         (33, 5, 2, 288, 64, "one", ml_dtypes.bfloat16),
-        (300, 6, 3, 64, 32, "any", np.float32),
+        slow(300, 6, 3, 64, 32, "any", np.float32),
         (7, 3, 2, 64, 32, "far", np.float32),
-        (300, 2, 1, 64, 32, "any", ml_dtypes.bfloat16),
+        slow(300, 2, 1, 64, 32, "any", ml_dtypes.bfloat16),
     ],
 )
 def test_each_token_gets_the_weighted_sum_of_its_experts(
@@ -107,6 +108,7 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(
     check(tokens, experts, active, hidden, inner, dtype, style)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_tokens_routed_nowhere_come_back_as_zeros(tokens: int) -> None:
     maps = random_maps(np.random.default_rng(0), 4, 64, 32)

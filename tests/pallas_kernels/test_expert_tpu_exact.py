@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from expert_samples import (
+
+from pallas_kernels.expert_matmul import PackedLinear, WeightLayout, expert_mlp, tile_experts
+from pallas_kernels.expert_matmul.tiling import layout_of
+from pallas_kernels.mxfp4.tiled import CodeFormat
+from pallas_kernels.platform import Chip, using
+from pallas_kernels.routing import Route
+from tests.pallas_kernels.expert_samples import (
     LEAN,
     LIMIT,
     assert_close,
@@ -18,11 +24,7 @@ from expert_samples import (
     tile_lean,
     weights_of,
 )
-
-from pallas_kernels.expert_matmul import PackedLinear, expert_mlp, tile_experts
-from pallas_kernels.mxfp4.tiled import Form
-from pallas_kernels.platform import Chip, using
-from pallas_kernels.routing import Route
+from tests.pallas_kernels.marks import slow
 
 SIZE = 288
 """Inputs and outputs: a run of 256 input rows, a tail, and more outputs than there are scales."""
@@ -64,16 +66,16 @@ def every_code_at_every_scale(wide: bool, span: int) -> PackedLinear:
     ("chip", "form", "wide", "span", "tokens"),
     [
         ("v5e", "e5m2", False, 26, 32),
-        ("v5e", "e5m2", True, 26, 32),
-        ("7x", "fp4", False, 13, 32),
+        slow("v5e", "e5m2", True, 26, 32),
+        slow("7x", "fp4", False, 13, 32),
         ("7x", "fp4-", False, 26, 32),
-        ("7x", "fp4", True, 26, 32),
-        ("v5e", "e5m2", False, 26, SIZE),
-        ("7x", "fp4-", False, 26, SIZE),
+        slow("7x", "fp4", True, 26, 32),
+        slow("v5e", "e5m2", False, 26, SIZE),
+        slow("7x", "fp4-", False, 26, SIZE),
     ],
 )
 def test_every_code_at_every_scale_is_decoded_exactly(
-    chip: Chip, form: Form, wide: bool, span: int, tokens: int
+    chip: Chip, form: CodeFormat, wide: bool, span: int, tokens: int
 ) -> None:
     """Each result is one weight times a power of two; results smaller than float32's smallest normal number
     may be flushed to zero. So that none of the weights is, there are two powers."""
@@ -112,6 +114,24 @@ def with_one_scale_below(linear: PackedLinear, span: int) -> PackedLinear:
     return linear._replace(blocks=blocks, scales=scales)
 
 
+@pytest.mark.parametrize(
+    ("span", "form", "layout"),
+    [
+        (26, "e5m2", WeightLayout("e5m2", False)),
+        (27, "e5m2", WeightLayout("e5m2", True)),
+        (13, "fp4", WeightLayout("fp4", False)),
+        (14, "fp4", WeightLayout("fp4-", False)),
+        (27, "fp4", WeightLayout("fp4", True)),
+    ],
+)
+def test_the_widest_span_of_scales_decides_the_layout(
+    span: int, form: CodeFormat, layout: WeightLayout
+) -> None:
+    _, down = random_maps(np.random.default_rng(9), 3, 64, 96)
+    assert layout_of(with_one_scale_below(down, span), form) == layout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("gate_up_wide", "down_wide"), [(True, False), (False, True)])
 def test_one_scale_out_of_span_makes_its_map_wide_and_the_result_stays_right(
     gate_up_wide: bool, down_wide: bool
@@ -131,10 +151,11 @@ def test_one_scale_out_of_span_makes_its_map_wide_and_the_result_stays_right(
     assert_close(got, expected(x, route, gate_up, down))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("span", "form", "wide"), [(13, "fp4", False), (14, "fp4-", False), (27, "fp4", True)]
 )
-def test_7x_takes_the_fastest_arrangement_that_holds_the_scales(span: int, form: Form, wide: bool) -> None:
+def test_7x_takes_the_fastest_layout_that_holds_the_scales(span: int, form: CodeFormat, wide: bool) -> None:
     generator = np.random.default_rng(10)
     gate_up, down = random_maps(generator, 3, 64, 96)
     down = with_one_scale_below(down, span)

@@ -7,7 +7,10 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from expert_samples import (
+
+from pallas_kernels.expert_matmul import code_format_for, expert_mlp
+from pallas_kernels.platform import Chip, using
+from tests.pallas_kernels.expert_samples import (
     LEAN,
     LIMIT,
     assert_close,
@@ -17,9 +20,7 @@ from expert_samples import (
     random_route,
     tile_lean,
 )
-
-from pallas_kernels.expert_matmul import expert_mlp, form_for
-from pallas_kernels.platform import Chip, using
+from tests.pallas_kernels.marks import slow
 
 
 @pytest.mark.parametrize(
@@ -27,12 +28,12 @@ from pallas_kernels.platform import Chip, using
     [
         # Resident, chunks full and not, more experts than tiles; then two cores that take turns.
         ("v5e", False, 6, 20, {"gate_up_blocks": 4, "down_blocks": 1}),
-        ("v5p", True, 40, 5, {}),
-        ("7x", False, 20, 4, {"gate_up_blocks": 4, "down_blocks": 1}),
+        slow("v5p", True, 40, 5, {}),
+        slow("7x", False, 20, 4, {"gate_up_blocks": 4, "down_blocks": 1}),
         # Streamed, several tiles for each expert.
-        ("v6e", True, 70, 2, {"rows": 16, "first": (8,)}),
+        slow("v6e", True, 70, 2, {"rows": 16, "first": (8,)}),
         ("v5p", False, 90, 3, {"rows": 32, "first": (8, 16), "gate_up_blocks": 4, "down_blocks": 1}),
-        ("7x", False, 70, 20, {"rows": 16, "first": (16,)}),
+        slow("7x", False, 70, 20, {"rows": 16, "first": (16,)}),
     ],
 )
 def test_no_races_and_nothing_out_of_bounds(
@@ -41,7 +42,7 @@ def test_no_races_and_nothing_out_of_bounds(
     generator = np.random.default_rng(tokens)
     hidden, inner = (160, 288) if changes.get("down_blocks") else (64, 96)
     maps = random_maps(generator, experts, hidden, inner)
-    tiles = tile_lean(*maps, form_for(chip), wide=(wide, wide))
+    tiles = tile_lean(*maps, code_format_for(chip), wide=(wide, wide))
     x = generator.standard_normal((tokens, hidden)).astype(ml_dtypes.bfloat16)
     route = random_route(generator, tokens, experts, 2)
     run = jax.jit(expert_mlp, static_argnums=4, compiler_options=LEAN)

@@ -108,11 +108,11 @@ def test_a_model_that_does_not_fit_is_divided_among_devices(inspect, capsys) -> 
 
 def test_the_table_names_every_case_and_says_what_the_figures_are(inspect, capsys) -> None:
     assert inspect("--chip", "v6e", cases=[case("decode 16"), case("decode 1", batch=1)]) == 0
-    told = capsys.readouterr()
-    assert "never run on a TPU" in told.out
-    assert "expert_matmul 20b decode 16" in told.out
-    assert "not counted, for lack of cases: attention" in told.out
-    assert "[2/2] v6e expert_matmul 20b decode 1" in told.err
+    printed = capsys.readouterr()
+    assert "never run on a TPU" in printed.out
+    assert "expert_matmul 20b decode 16" in printed.out
+    assert "not counted, for lack of cases: attention" in printed.out
+    assert "[2/2] v6e expert_matmul 20b decode 1" in printed.err
 
 
 def test_a_filter_leaves_the_sums_out(inspect, capsys) -> None:
@@ -125,9 +125,9 @@ def test_a_filter_leaves_the_sums_out(inspect, capsys) -> None:
 
 def test_a_kernel_that_does_not_compile_is_named_and_the_others_are_counted(inspect, capsys) -> None:
     assert inspect("--chip", "v5e", "--json", cases=[case("bad", kernel="broken"), case("good")]) == 1
-    told = capsys.readouterr()
-    assert [row["case"] for row in json.loads(told.out)["kernels"]] == ["good"]
-    assert "expert_matmul 20b bad: broken does not compile" in told.err
+    printed = capsys.readouterr()
+    assert [row["case"] for row in json.loads(printed.out)["kernels"]] == ["good"]
+    assert "expert_matmul 20b bad: broken does not compile" in printed.err
 
 
 def test_a_case_that_claims_more_grid_steps_than_ran_is_an_error(inspect, capsys) -> None:
@@ -147,17 +147,17 @@ def test_a_case_that_claims_more_grid_steps_than_ran_is_an_error(inspect, capsys
 )
 def test_wrong_arguments_are_one_line(inspect, capsys, arguments: list[str], message: str) -> None:
     assert inspect(*arguments, cases=[case("decode 16")]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == f"pallas_kernels.inspect: {message}\n"
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == f"pallas_kernels.inspect: {message}\n"
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "libtpu" else find(name))
     assert command.main(["--chip", "v5e"]) == 2
-    told = capsys.readouterr()
-    assert told.err.count("\n") == 1 and "libtpu, the TPU compiler, is not installed" in told.err
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and "libtpu, the TPU compiler, is not installed" in printed.err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")

@@ -100,7 +100,7 @@ def test_a_block_that_stays_is_not_fetched_again() -> None:
 
 
 def test_a_branch_on_a_value_that_nobody_gave_is_an_error() -> None:
-    with pytest.raises(ExecutionError, match="only the device knows"):
+    with pytest.raises(ExecutionError, match="known only on the device"):
         execution.execute(program(), {0: 2})
 
 
@@ -139,7 +139,7 @@ def test_spilled_registers_come_back() -> None:
 
 
 def test_delay_slots_that_do_not_fit_the_code_are_an_error() -> None:
-    with pytest.raises(DumpError, match="has not 8 delay slots"):
+    with pytest.raises(DumpError, match="does not have 8 delay slots"):
         program(delay_slots=8)
 
 

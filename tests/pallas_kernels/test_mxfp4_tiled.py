@@ -10,32 +10,40 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from expert_samples import LEAN, blocks_of, codes_of, random_linear, random_maps, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.expert_matmul import form_for, tile_experts, untile_experts
+from pallas_kernels.expert_matmul import code_format_for, tile_experts, untile_experts
 from pallas_kernels.mxfp4 import tiled
-from pallas_kernels.mxfp4.tiled import Form, TiledWeights
+from pallas_kernels.mxfp4.tiled import CodeFormat, TiledWeights
 from pallas_kernels.platform import CHIPS
+from tests.pallas_kernels.expert_samples import (
+    LEAN,
+    blocks_of,
+    codes_of,
+    random_linear,
+    random_maps,
+    weights_of,
+)
+from tests.pallas_kernels.marks import slow
 
-FORMS: tuple[Form, ...] = ("e5m2", "fp4", "fp4-")
+FORMS: tuple[CodeFormat, ...] = ("e5m2", "fp4", "fp4-")
 NARROW_SPANS = {"e5m2": 26, "fp4": 13, "fp4-": 26}
 
 SIZES = [
     # outputs, inputs
-    (1, 32),
-    (128, 64),
-    (129, 96),
-    (300, 256),
+    slow(1, 32),
+    slow(128, 64),
+    slow(129, 96),
+    slow(300, 256),
     (127, 288),
-    (5, 544),
-    (130, 2880),
+    slow(5, 544),
+    slow(130, 2880),
 ]
 
 
 @functools.cache
-def there_and_back(outputs: int, form: Form, wide: bool) -> Callable:
+def there_and_back(outputs: int, form: CodeFormat, wide: bool) -> Callable:
     @functools.partial(jax.jit, compiler_options=LEAN)
     def run(blocks: jax.Array, scales: jax.Array, bias: jax.Array) -> tuple:
         tiles = tiled.tile(blocks, scales, bias, form=form, wide=wide)
@@ -65,7 +73,7 @@ def sample(
 
 
 def assert_reversible(
-    blocks: np.ndarray, scales: np.ndarray, bias: np.ndarray, form: Form, wide: bool
+    blocks: np.ndarray, scales: np.ndarray, bias: np.ndarray, form: CodeFormat, wide: bool
 ) -> None:
     outputs = blocks.shape[-2]
     tiles, back_blocks, back_scales = there_and_back(outputs, form, wide)(blocks, scales, bias)
@@ -84,7 +92,7 @@ def assert_reversible(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_all_comes_back_but_the_sign_of_zeros_and_the_scales_of_empty_blocks(
-    outputs: int, inputs: int, form: Form, wide: bool
+    outputs: int, inputs: int, form: CodeFormat, wide: bool
 ) -> None:
     assert_reversible(*sample((2, outputs), inputs, span=NARROW_SPANS[form]), form, wide)
 
@@ -93,20 +101,16 @@ def test_all_comes_back_but_the_sign_of_zeros_and_the_scales_of_empty_blocks(
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=25, deadline=None)
 @given(
-    size=st.sampled_from([(1, 32), (130, 352)]),
     highest=st.integers(14, 254),
     span=st.integers(0, 26),
     zeros=st.sampled_from([0.0, 0.5, 1.0]),
     seed=st.integers(0, 1000),
 )
 def test_any_scales_and_any_zeros_come_back(
-    form: Form, wide: bool, size: tuple[int, int], highest: int, span: int, zeros: float, seed: int
+    form: CodeFormat, wide: bool, highest: int, span: int, zeros: float, seed: int
 ) -> None:
     highest, span = (255, 255) if wide else (highest, min(span, NARROW_SPANS[form]))
-    outputs, inputs = size
-    assert_reversible(
-        *sample((outputs,), inputs, highest=highest, span=span, zeros=zeros, seed=seed), form, wide
-    )
+    assert_reversible(*sample((2, 127), 288, highest=highest, span=span, zeros=zeros, seed=seed), form, wide)
 
 
 def own_fits_narrow(blocks: np.ndarray, scales: np.ndarray) -> bool:
@@ -119,7 +123,7 @@ def own_fits_narrow(blocks: np.ndarray, scales: np.ndarray) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     highest=st.one_of(st.integers(0, 255), st.sampled_from([13, 14, 254, 255])),
     span=st.one_of(st.integers(0, 60), st.sampled_from([26, 27])),
@@ -208,9 +212,11 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
         tiled.tile(np.zeros((4, 16), np.uint8), np.zeros((4, 2), np.uint8), np.zeros(4), form="e5m2")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("experts", "hidden", "inner"), [(3, 96, 288), (1, 288, 32)])
-def test_experts_come_back_with_their_biases(experts: int, hidden: int, inner: int, form: Form) -> None:
+@pytest.mark.parametrize(
+    ("experts", "hidden", "inner", "form"),
+    [(1, 64, 96, "fp4"), *(slow(*sizes, form) for sizes in ((3, 96, 288), (1, 288, 32)) for form in FORMS)],
+)
+def test_experts_come_back_with_their_biases(experts: int, hidden: int, inner: int, form: CodeFormat) -> None:
     maps = random_maps(np.random.default_rng(5), experts, hidden, inner)
     tiles = tile_experts(*jax.tree.map(jnp.asarray, maps), form)
     assert not tiles.gate_up.wide
@@ -223,4 +229,4 @@ def test_experts_come_back_with_their_biases(experts: int, hidden: int, inner: i
 
 
 def test_each_chip_has_its_form() -> None:
-    assert [form_for(chip) for chip in CHIPS] == ["e5m2", "e5m2", "e5m2", "fp4"]
+    assert [code_format_for(chip) for chip in CHIPS] == ["e5m2", "e5m2", "e5m2", "fp4"]

@@ -1,4 +1,4 @@
-"""Which implementation runs, and that the simulator notices what it is there to notice."""
+"""The choice of the implementation, and the errors that the simulator must report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_tpu_without_kernels_is_named_and_can_run_references(monkeypatch: pyte
     monkeypatch.setattr(jax, "devices", lambda: [OldTpu()])
     platform._attached_chip.cache_clear()
     with pytest.raises(
-        platform.PlatformError, match=r"^this TPU is a 'TPU v4': .*=reference runs without them$"
+        platform.PlatformError, match=r"^this TPU is a 'TPU v4': .*=reference to run without kernels$"
     ):
         choose("x", ("reference", "tpu"))
     with using("reference"):

@@ -12,8 +12,9 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gptoss_jax.bench.kernels.hopper import KERNEL_CALL, lower_for_hopper
-from pallas_kernels.platform import CHIPS, Chip, using
+from pallas_kernels.platform import Chip, using
 from pallas_kernels.routing import Route, Schedule, reference, route, route_and_schedule, schedule_tiles
+from tests.pallas_kernels.marks import EVERY_CHIP, slow
 
 SIZES = [
     # tokens, experts, active, tile
@@ -23,16 +24,18 @@ SIZES = [
     (129, 5, 3, 1),
 ]
 """The kernels leave the first to plain JAX."""
+QUICK_SIZES = (SIZES[0], SIZES[3])
 
 TOPOLOGIES: dict[Chip, str] = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
 
 
 def random_logits(tokens: int, experts: int, *, seed: int = 0) -> np.ndarray:
-    """Logits with many ties: in some rows all are equal, in others a few."""
+    """Logits with many ties: in some rows all are equal, in others a few; in some, all but two are -inf."""
     generator = np.random.default_rng(seed)
     logits = generator.standard_normal((tokens, experts)).astype(np.float32)
     logits[::5] = np.round(logits[::5])
     logits[::7] = 0.25
+    logits[3::11, 2:] = -np.inf
     return logits
 
 
@@ -46,11 +49,15 @@ def assert_same(got: tuple[Route, Schedule], want: tuple[Route, Schedule]) -> No
 @pytest.mark.parametrize(
     ("mode", "tokens", "experts", "active", "tile"),
     [
-        *((mode, *size) for mode in ("tpu-interpret", "gpu-interpret") for size in SIZES),
+        *(
+            (mode, *size) if size in QUICK_SIZES else slow(mode, *size)
+            for mode in ("tpu-interpret", "gpu-interpret")
+            for size in SIZES
+        ),
         ("tpu-simulate", 150, 20, 4, 16),
         # Tiles that are no power of two, which the TPU kernel leaves to plain JAX.
-        ("tpu-interpret", 40, 3, 3, 24),
-        ("gpu-interpret", 40, 3, 3, 24),
+        slow("tpu-interpret", 40, 3, 3, 24),
+        slow("gpu-interpret", 40, 3, 3, 24),
     ],
 )
 def test_the_kernel_routes_and_schedules_as_plain_jax(
@@ -63,6 +70,7 @@ def test_the_kernel_routes_and_schedules_as_plain_jax(
     assert_same(got, reference.route_and_schedule(logits, active, tile, valid))
 
 
+@pytest.mark.slow
 def test_the_tpu_kernels_two_halves_are_kernels_of_their_own() -> None:
     logits = random_logits(90, 12, seed=1)
     with using("tpu-interpret", chip="v5e"):
@@ -71,7 +79,7 @@ def test_the_tpu_kernels_two_halves_are_kernels_of_their_own() -> None:
     assert_same((routed, schedule), reference.route_and_schedule(logits, 3, 8))
 
 
-@pytest.mark.parametrize("mode", ["reference", "tpu-interpret", "gpu-interpret"])
+@pytest.mark.parametrize("mode", ["reference", "tpu-interpret", slow("gpu-interpret")])
 def test_tokens_that_are_all_padding_make_no_tile(mode: str) -> None:
     with using(mode):
         _, schedule = route_and_schedule(random_logits(9, 4), 2, 8, np.zeros(9, bool))
@@ -80,7 +88,7 @@ def test_tokens_that_are_all_padding_make_no_tile(mode: str) -> None:
     assert np.all(np.asarray(schedule.tokens) == 9)
 
 
-@pytest.mark.parametrize("mode", ["reference", "tpu-interpret", "gpu-interpret"])
+@pytest.mark.parametrize("mode", ["reference", slow("tpu-interpret"), slow("gpu-interpret")])
 def test_experts_may_have_minus_infinity_as_logit(mode: str) -> None:
     logits = np.full((3, 8), -np.inf, np.float32)
     logits[1, 5] = logits[2, [6, 7]] = 1.0
@@ -101,7 +109,7 @@ def described_device(chip: Chip) -> jax.Device:
     return topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[chip]).devices[0]
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", EVERY_CHIP)
 def test_the_tpu_kernel_compiles_for(chip: Chip) -> None:
     pytest.importorskip("libtpu")
     sharding = NamedSharding(Mesh(np.array([described_device(chip)]), ("x",)), PartitionSpec())
