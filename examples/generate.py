@@ -1,4 +1,4 @@
-"""Answers three questions with the checkpoint that is in the package; give a folder to use another."""
+"""Answers three questions with the embedded model, or with the checkpoint folder given as an argument."""
 
 import sys
 

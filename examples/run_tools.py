@@ -1,4 +1,4 @@
-"""The model calls a Python function; its schema comes from the signature and the docstring."""
+"""Lets the model call a Python function. Its schema comes from the signature and the docstring."""
 
 from gptoss_jax import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Two answers at once, each shown as it comes; leaving a loop early would end its request."""
+"""Streams two answers at the same time. Leaving a loop early would cancel its request."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from gptoss_jax.llm import Finished, TextDelta
 
 
 async def show(llm: LLM, question: str) -> None:
-    """Prints what comes of a question."""
+    """Prints an answer as it is generated."""
     async for event in llm.astream(question, SamplingParams(temperature=0), effort="low"):
         if isinstance(event, TextDelta):
             print(f"{question} → …{event.text}")
