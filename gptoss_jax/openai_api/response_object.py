@@ -65,6 +65,10 @@ class ResponseMaker:
         """The response of a request on which the engine failed, with the items that it had finished."""
         return self._object("failed", output, error={"code": "server_error", "message": str(error)})
 
+    def cancelled(self, output: Items) -> dict[str, Any]:
+        """The response of a request that was cancelled, with the items that it had finished."""
+        return self._object("cancelled", output)
+
     def _object(
         self,
         status: Status,

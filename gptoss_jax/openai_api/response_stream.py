@@ -36,9 +36,17 @@ class ResponseStream:
         self._calls: set[int] = set()  # the numbers of the messages whose calls were streamed
 
     def start(self) -> list[Event]:
-        """The events before there is any output."""
-        kinds = ("response.created", "response.in_progress")
-        return [self._event(kind, response=self._maker.unfinished("in_progress")) for kind in kinds]
+        """The events before there is any output; of a response in the background, which is queued, those
+        before `begin`."""
+        if not self._maker.background:
+            created = self._event("response.created", response=self._maker.unfinished("in_progress"))
+            return [created, *self.begin()]
+        kinds = ("response.created", "response.queued")
+        return [self._event(kind, response=self._maker.unfinished("queued")) for kind in kinds]
+
+    def begin(self) -> list[Event]:
+        """The events with which a response that was queued begins."""
+        return [self._event("response.in_progress", response=self._maker.unfinished("in_progress"))]
 
     def add(self, event: StreamEvent) -> list[Event]:
         """The events of an event of the sample."""
@@ -55,6 +63,11 @@ class ResponseStream:
             self._event("error", code="server_error", message=str(error), param=None),
             self._event("response.failed", response=response),
         ]
+
+    def cancel(self) -> list[Event]:
+        """The last events of a request that was cancelled. The published events have none of that name: it is
+        incomplete, and its response has the status "cancelled"."""
+        return [self._event("response.incomplete", response=self._maker.cancelled(self._done))]
 
     def _event(self, kind: str, **fields: Any) -> Event:
         event = {"type": kind, "sequence_number": self._number, **fields}

@@ -34,6 +34,7 @@ from gptoss_jax.serve.responses import (
     Keeper,
     StoredResponses,
     response_events,
+    streamed_after,
 )
 
 if TYPE_CHECKING:
@@ -152,9 +153,6 @@ class Api:
         """`POST /v1/responses`."""
         body = await self._read(request, "responses")
         delivery = Delivery.of(body)
-        if delivery.background and delivery.stream:
-            message = "background and stream are both true: a background response is polled"
-            raise ApiError("unsupported_field", message, "background")
         unique = _new_id()
         asked = items_of(body["input"])  # None: not what it must be, which `prepare` says better
         conversation = asked
@@ -191,6 +189,8 @@ class Api:
         generation = self._client.start(prepared.request)
         if delivery.background:
             answer = await self._background.start(maker, generation, keeper)
+            if delivery.stream:
+                return EventStream(await self._stored.events(maker.id, -1), headers=_headers(unique))
             return json_response(answer, headers=_headers(unique))
         if delivery.stream:
             events = response_events(ResponseStream(maker), generation, keeper)
@@ -207,7 +207,10 @@ class Api:
         id = request.path_params["id"]
         if request.method == "DELETE":
             return json_response(await self._stored.delete(id))
-        return json_response(await self._stored.get(id, request.query_params))
+        after = streamed_after(request.query_params)
+        if after is not None:
+            return EventStream(await self._stored.events(id, after))
+        return json_response(await self._stored.get(id))
 
     async def input_items(self, request: Request) -> Response:
         """`GET /v1/responses/{id}/input_items`."""

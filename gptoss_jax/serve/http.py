@@ -77,13 +77,13 @@ def told(error: Exception) -> ApiError:
 
 
 class EventStream(EventSourceResponse):
-    """A stream of events that closes its generation when it ends, however it does: also where its client has
-    vanished, or before it began."""
+    """A stream of events that closes its generation, if it has one, when it ends, however it does: also where
+    its client has vanished, or before it began."""
 
     def __init__(
         self,
         events: AsyncIterator[ServerSentEvent],
-        generation: Generation,
+        generation: Generation | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(events, headers=headers, sep="\n")
@@ -94,7 +94,8 @@ class EventStream(EventSourceResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._generation.close()
+            if self._generation is not None:
+                self._generation.close()
 
 
 def event(value: Mapping[str, Any], name: str | None = None) -> ServerSentEvent:

@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gptoss_jax.answers import Sample
+from gptoss_jax.answers import Finished, Sample
 from gptoss_jax.openai_api import ApiError, ResponseMaker, ResponseStream
 from gptoss_jax.openai_api.input_items import Items, listed, page_of
+from gptoss_jax.openai_api.response_replay import replayed
+from gptoss_jax.serve.event_log import EventLog
 from gptoss_jax.serve.http import event, told
 from gptoss_jax.serve.store import Stored
 
@@ -29,6 +31,33 @@ NO_STORE = "no responses are stored here: start the server with --store FILE"
 _ENDS = ("response.completed", "response.incomplete")
 
 
+def streamed_after(query: Mapping[str, str]) -> int | None:
+    """Behind which sequence number a stream is to begin, -1 for all of it; None where no stream is asked for.
+
+    Raises:
+        ApiError: a value is none that is allowed.
+    """
+    stream, after = query.get("stream", "false"), query.get("starting_after")
+    if stream not in ("true", "false"):
+        raise ApiError("invalid_request", f"stream is {stream[:20]!r}: it must be true or false", "stream")
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 10):
+        message = f"starting_after is {after[:20]!r}: it must be the sequence number of an event"
+        raise ApiError("invalid_request", message, "starting_after")
+    if stream == "false":
+        return None
+    return -1 if after is None else int(after)
+
+
+async def _followed(log: EventLog, number: int) -> AsyncIterator[ServerSentEvent]:
+    async for said in log.follow(number):
+        yield event(said, said["type"])
+
+
+async def _sent(events: Iterable[dict[str, Any]]) -> AsyncIterator[ServerSentEvent]:
+    for said in events:
+        yield event(said, said["type"])
+
+
 class Keeper:
     """Keeps one response. Where nothing is to be kept, it does nothing."""
 
@@ -36,8 +65,11 @@ class Keeper:
         """`store`: None if the response is not to be kept. `items`: those of its request."""
         self._store, self._maker, self._items = store, maker, items
 
-    async def keep(self, response: dict[str, Any], sample: Sample | None = None) -> None:
-        """Keeps the response as it is now; `sample` is what it says, chain of thought included.
+    async def keep(
+        self, response: dict[str, Any], sample: Sample | None = None, events: bytes | None = None
+    ) -> None:
+        """Keeps the response as it is now; `sample` is what it says, chain of thought included; `events` is
+        the dump of its `EventLog`, if there is one.
 
         Raises:
             ApiError: the store fails.
@@ -46,7 +78,7 @@ class Keeper:
             return
         maker = dataclasses.replace(self._maker.item_maker, with_reasoning=True, seal=None)
         output = [] if sample is None else maker.items(sample)
-        stored = Stored(response, self._maker.previous_response_id, self._items, output)
+        stored = Stored(response, self._maker.previous_response_id, self._items, output, events)
         try:
             await asyncio.to_thread(self._store.put, stored)
         except sqlite3.Error as error:
@@ -76,54 +108,79 @@ async def response_events(
 
 
 class BackgroundResponses:
-    """The responses that are generated while nobody waits."""
+    """The responses that are generated while nobody need wait."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._work: dict[str, tuple[asyncio.Task[None], EventLog]] = {}
 
     async def start(self, maker: ResponseMaker, generation: Generation, keeper: Keeper) -> dict[str, Any]:
         """Starts one, and returns it as it is now."""
-        response = maker.unfinished("queued")
+        response, stream, log = maker.unfinished("queued"), ResponseStream(maker), EventLog()
+        log.add(stream.start())
         try:
             await keeper.keep(response)
         except BaseException:
             generation.close()
             raise
-        task = asyncio.ensure_future(self._run(maker, generation, keeper))
-        self._tasks[maker.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(maker.id, None))
+        task = asyncio.ensure_future(self._run(stream, log, maker, generation, keeper))
+        self._work[maker.id] = task, log
+        task.add_done_callback(lambda _: self._work.pop(maker.id, None))
         return response
+
+    def log(self, id: str) -> EventLog | None:
+        """The events of one that is at work; None if it is not."""
+        found = self._work.get(id)
+        return None if found is None else found[1]
 
     async def cancel(self, id: str) -> None:
         """Ends one, and returns when what it has become is kept; one that is not at work is left alone."""
-        task = self._tasks.get(id)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        found = self._work.get(id)
+        if found is not None:
+            if not found[0].cancelling():  # a second time would interrupt its keeping
+                found[0].cancel()
+            await asyncio.wait([found[0]])
 
     async def wait(self) -> None:
         """Returns when what has become of all of them is kept."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()))
+        if self._work:
+            await asyncio.wait([task for task, _ in self._work.values()])
 
-    async def _run(self, maker: ResponseMaker, generation: Generation, keeper: Keeper) -> None:
-        response, sample = maker.unfinished("cancelled"), None
+    async def _run(
+        self,
+        stream: ResponseStream,
+        log: EventLog,
+        maker: ResponseMaker,
+        generation: Generation,
+        keeper: Keeper,
+    ) -> None:
+        """Keeps the response before its last event is told."""
+        ending: list[dict[str, Any]] = []
+        sample: Sample | None = None
         try:
             is_first = True
-            async for _ in generation:
-                if is_first and not generation.samples:
-                    await keeper.keep(maker.unfinished("in_progress"))
+            async for events in generation:
+                if is_first:
+                    log.add(stream.begin())
+                    if not generation.samples:
+                        await keeper.keep(maker.unfinished("in_progress"))
                 is_first = False
-            (sample,) = generation.samples
-            response = maker.whole(sample)
+                for event in events:
+                    if isinstance(event, Finished):
+                        ending, sample = stream.add(event), event.result
+                    else:
+                        log.add(stream.add(event))
         except asyncio.CancelledError:
-            pass
+            ending, sample = stream.cancel(), None
         except Exception as error:
-            response, sample = maker.failed(told(error), []), None
+            ending, sample = stream.fail(told(error)), None
         finally:
             generation.close()
-        with contextlib.suppress(ApiError):  # it is in the log
-            await keeper.keep(response, sample)
+        try:
+            with contextlib.suppress(ApiError):  # it is in the log
+                await keeper.keep(ending[-1]["response"], sample, log.dump(ending))
+        finally:
+            log.add(ending)
+            log.end()
 
 
 class StoredResponses:
@@ -132,11 +189,20 @@ class StoredResponses:
     def __init__(self, store: ResponseStore | None, background: BackgroundResponses) -> None:
         self._store, self._background = store, background
 
-    async def get(self, id: str, query: Mapping[str, str]) -> dict[str, Any]:
+    async def get(self, id: str) -> dict[str, Any]:
         """The response."""
-        if query.get("stream", "false") != "false":
-            raise ApiError("unsupported_field", "stream: a stored response comes whole", "stream")
         return (await self._stored(id)).response
+
+    async def events(self, id: str, after: int) -> AsyncIterator[ServerSentEvent]:
+        """The events of the response, but for those up to the sequence number `after`: of one that is at work
+        in the background those that are there and those that are to come, else those that it ended with."""
+        log = self._background.log(id)
+        if log is None:
+            stored = await self._stored(id)
+            if stored.events is None:
+                return _sent(event for event in replayed(stored.response) if event["sequence_number"] > after)
+            log = EventLog.load(stored.events)
+        return _followed(log, after + 1)
 
     async def delete(self, id: str) -> dict[str, Any]:
         """Forgets the response; one at work is ended first."""

@@ -14,7 +14,7 @@ from gptoss_jax.openai_api import ApiError
 
 Items = list[dict[str, Any]]
 
-_VERSION = 1
+_VERSION = 2
 _SETTINGS = (
     "auto_vacuum=INCREMENTAL",  # before all else: a file keeps what it was made with
     "locking_mode=EXCLUSIVE",
@@ -29,7 +29,8 @@ CREATE TABLE IF NOT EXISTS responses (
     input TEXT NOT NULL,
     output TEXT NOT NULL,
     response TEXT NOT NULL,
-    size INTEGER NOT NULL
+    size INTEGER NOT NULL,
+    events BLOB
 );
 CREATE INDEX IF NOT EXISTS by_age ON responses (created);
 """
@@ -42,12 +43,14 @@ class Stored:
     response: the object as its client saw it.
     previous: the id of the response that it went on from; None if it began a conversation.
     input: the items of its request. output: its items with the chain of thought, whatever its client saw.
+    events: the events of its stream, as `EventLog.dump` gives them; None if they were not kept.
     """
 
     response: dict[str, Any]
     previous: str | None
     input: Items
     output: Items
+    events: bytes | None = None
 
     @property
     def id(self) -> str:
@@ -78,8 +81,10 @@ class ResponseStore:
             for setting in _SETTINGS:
                 self._file.execute(f"PRAGMA {setting}").fetchone()
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
+            if version not in range(_VERSION + 1):
                 raise StoreError(f"{path} is a store of version {version}: this program reads {_VERSION}")
+            if version == 1:
+                self._file.execute("ALTER TABLE responses ADD COLUMN events BLOB")
             self._file.executescript(_SCHEMA)
             self._file.execute(f"PRAGMA user_version={_VERSION}")
         except sqlite3.Error as error:
@@ -89,11 +94,11 @@ class ResponseStore:
     def put(self, stored: Stored) -> None:
         """Keeps a response, or what has become of it since it was kept."""
         texts = [json.dumps(part) for part in (stored.input, stored.output, stored.response)]
-        size = sum(map(len, texts))
-        row = (stored.id, stored.response["created_at"], stored.previous, *texts, size)
+        size = sum(map(len, texts)) + len(stored.events or b"")
+        row = (stored.id, stored.response["created_at"], stored.previous, *texts, size, stored.events)
         with self._lock:
             with self._transaction():
-                self._file.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                self._file.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
                 self._make_room()
             # A script runs it to its end; `execute` frees one page only, before Python 3.12.
             self._file.executescript("PRAGMA incremental_vacuum")
@@ -102,13 +107,14 @@ class ResponseStore:
         """The response of an id; None if there is none."""
         with self._lock:
             row = self._file.execute(
-                "SELECT response, previous, input, output FROM responses WHERE id = ? AND created >= ?",
+                "SELECT response, previous, input, output, events FROM responses "
+                "WHERE id = ? AND created >= ?",
                 (id, self._oldest()),
             ).fetchone()
         if row is None:
             return None
-        response, previous, *items = row
-        return Stored(json.loads(response), previous, *map(json.loads, items))
+        response, previous, input, output, events = row
+        return Stored(json.loads(response), previous, json.loads(input), json.loads(output), events)
 
     def delete(self, id: str) -> bool:
         """Forgets a response. Returns whether it was there."""
