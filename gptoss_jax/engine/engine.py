@@ -240,7 +240,9 @@ class Engine:
         Returns the updates of the sequences that have new tokens or are finished; possibly none.
         """
         updates = self._cancel()
-        self._copy(self._scheduler.admit())
+        copies, preempted = self._scheduler.admit()
+        self._note_preempted(preempted)
+        self._copy(copies)
         prefilling = self._prefill()
         if self._verifies():
             updates += self._read_all()
@@ -383,14 +385,7 @@ class Engine:
         steps = self.options.decode_steps
         if prefilling:  # a short dispatch, so that the next prefill step comes soon
             steps = max(1, steps // 4)
-        for sequence in self._scheduler.reserve(steps):
-            self.statistics.preemptions += 1
-            _logger.debug(
-                "preempted sample %d of request %r after %d tokens",
-                sequence.sample,
-                sequence.request.id,
-                sequence.generated,
-            )
+        self._note_preempted(self._scheduler.reserve(steps))
         ready = [one for one in self._scheduler.running() if one.state is State.DECODING]
         members = [one for one in ready if one.changed or one.granted > one.in_flight]
         if not members:
@@ -410,6 +405,16 @@ class Engine:
             sequence.in_flight += steps
         self._in_flight.append(dispatch)
         return True
+
+    def _note_preempted(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.statistics.preemptions += 1
+            _logger.debug(
+                "preempted sample %d of request %r after %d tokens",
+                sequence.sample,
+                sequence.request.id,
+                sequence.generated,
+            )
 
     def _read_all(self) -> list[Update]:
         updates: list[Update] = []

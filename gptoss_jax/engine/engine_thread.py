@@ -116,6 +116,7 @@ class EngineThread:
         self._cause: BaseException | None = None
         # Only the thread uses these: each request's submission, and the requests that wait for the engine.
         self._routes: dict[str, _Submission] = {}
+        self._background: set[str] = set()  # requests in the background that the engine has
         self._feeder = Feeder(engine)
         self._thread = threading.Thread(target=self._run, name=f"gptoss-jax {name}", daemon=True)
         atexit.register(self._exit)
@@ -219,11 +220,14 @@ class EngineThread:
         for named in submission.requests:
             submission.open[named.request.id] = named.request.sampling.n
             self._routes[named.request.id] = submission
-        self._feeder.add_source([named.request for named in submission.requests])
+        requests = [named.request for named in submission.requests]
+        self._feeder.add_source(requests, background=all(request.background for request in requests))
 
     def _feed(self) -> None:
         """Gives the engine the requests that it can run soon."""
-        for request in self._feeder.due():
+        self._background &= self._routes.keys()
+        in_background = sum(self._routes[id].open[id] for id in self._background)
+        for request in self._feeder.due(in_background):
             submission = self._routes.get(request.id)
             if submission is None:  # cancelled
                 continue
@@ -231,6 +235,9 @@ class EngineThread:
                 self._engine.add(request)
             except BaseException as error:
                 self._abandon(submission, _refusal(error, submission.named(request.id)))
+            else:
+                if request.background:
+                    self._background.add(request.id)
 
     def _abandon(self, submission: _Submission, error: Exception) -> None:
         """Cancels all requests of a submission, and delivers the error to its caller."""

@@ -38,35 +38,42 @@ class Feeder:
     one request does not wait for another caller's thousands. Within a source the longest requests go first.
     A list is sorted as a whole; any other iterable, such as the lines of a file, is sorted in windows of
     `WINDOW` requests for each slot.
+
+    Sources in the background come behind all others: one of their requests is due only where a slot is free
+    and no other source has any left.
     """
 
     def __init__(self, engine: FedEngine) -> None:
         self._engine = engine
         self._sources: deque[Iterator[Request]] = deque()
+        self._background: deque[Iterator[Request]] = deque()
 
     def __bool__(self) -> bool:
         """False if every request was handed out. May be True for empty sources until `due` is called."""
-        return bool(self._sources)
+        return bool(self._sources or self._background)
 
-    def add_source(self, requests: Iterable[Request]) -> None:
-        """Adds a caller's requests."""
-        self._sources.append(self._longest_first(requests))
+    def add_source(self, requests: Iterable[Request], *, background: bool = False) -> None:
+        """Adds a caller's requests; `background` says whether they come behind those of others."""
+        (self._background if background else self._sources).append(self._longest_first(requests))
 
-    def due(self) -> Iterator[Request]:
+    def due(self, in_background: int = 0) -> Iterator[Request]:
         """Yields the requests to add to the engine now.
 
         The caller adds or drops each one before it takes the next: the engine's load decides when to stop.
+        `in_background` is how many of the engine's sequences are in the background: they hold up no others.
         """
-        while self._sources and self._engine.unfinished < BACKLOG * self._engine.slots:
-            source = self._sources.popleft()
-            request = next(source, None)
-            if request is not None:
-                self._sources.append(source)
+        engine = self._engine
+        while self._sources and engine.unfinished - in_background < BACKLOG * engine.slots:
+            if (request := _next_of(self._sources)) is not None:
+                yield request
+        while self._background and not self._sources and engine.unfinished < engine.slots:
+            if (request := _next_of(self._background)) is not None:
                 yield request
 
     def clear(self) -> None:
         """Drops all sources."""
         self._sources.clear()
+        self._background.clear()
 
     def _longest_first(self, requests: Iterable[Request]) -> Iterator[Request]:
         size = len(requests) if isinstance(requests, Sequence) else WINDOW * self._engine.slots
@@ -78,3 +85,12 @@ class Feeder:
         """The most tokens that a request's sequence can have, prompt included."""
         limit, max_tokens = self._engine.max_length, request.sampling.max_tokens
         return limit if max_tokens is None else min(len(request.prompt) + max_tokens, limit)
+
+
+def _next_of(sources: deque[Iterator[Request]]) -> Request | None:
+    """The next request of the source whose turn it is; None if that source has no more, and is dropped."""
+    source = sources.popleft()
+    request = next(source, None)
+    if request is not None:
+        sources.append(source)
+    return request

@@ -259,6 +259,8 @@ class Request:
     id: names the request in its updates, and seeds its random numbers unless `sampling` has a seed.
     prompt: token ids of any integer type, as a list, tuple or array; copied into a list of ints.
     sampling: how tokens are chosen; None means `SamplingParams()`.
+    background: True lets all requests go first that are not in the background. One that waits takes the slot
+        of a sequence in the background, which is computed again later. Tokens are the same.
 
     Raises:
         RequestError: a field has a value that is not allowed.
@@ -267,6 +269,7 @@ class Request:
     id: str
     prompt: list[int]
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    background: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str):
@@ -276,6 +279,8 @@ class Request:
             _set(self, "sampling", SamplingParams())
         elif not isinstance(self.sampling, SamplingParams):
             refuse("sampling", self.sampling, "a SamplingParams")
+        if not isinstance(self.background, bool):
+            refuse("background", self.background, "True or False")
 
     def seed_words(self, sample: int = 0) -> tuple[int, int]:
         """The seed of one sample's random numbers, as two 32-bit words, the high one first."""

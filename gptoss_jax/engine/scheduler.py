@@ -44,9 +44,10 @@ class _Shard:
 class Scheduler:
     """Decides which sequences run. The engine reports what happened and does what the scheduler returns.
 
-    Sequences are served in order of arrival. A running sequence keeps its slot until it is finished. Only if
-    the pages of its shard run out, the one that arrived last is preempted: it loses its slot and pages, and
-    is computed again later.
+    Sequences are served in order of arrival, those in the background behind all others. A running sequence
+    keeps its slot until it is finished, with two exceptions: if the pages of its shard run out, the one that
+    comes last in this order is preempted; and one in the background makes room for others that wait. A
+    preempted sequence loses its slot and pages, and is computed again later.
     """
 
     def __init__(self, layout: Layout, shards: int):
@@ -65,7 +66,7 @@ class Scheduler:
             yield from shard.running
 
     def waiting(self) -> tuple[Sequence, ...]:
-        """All sequences without a slot, in order of arrival."""
+        """All sequences without a slot, in the order in which they are served."""
         return tuple(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
@@ -83,24 +84,37 @@ class Scheduler:
         for shard in self._shards:
             shard.store.forget(sequence.request.prompt)
 
-    def admit(self) -> list[Copy]:
+    def admit(self) -> tuple[list[Copy], list[Sequence]]:
         """Gives slots and pages to as many waiting sequences as there is room for.
 
-        Returns the copies that must run before the next step: snapshots into the rings of the slots.
+        Returns the copies that must run before the next step, snapshots into the rings of the slots; and the
+        sequences in the background that were preempted. They have lost their slots and wait.
         """
         copies: list[Copy] = []
         passed: list[Sequence] = []
-        while self._waiting and len(passed) < _LOOK_AHEAD and any(shard.free for shard in self._shards):
-            sequence = self._waiting.pop(0)
+        preempted: list[Sequence] = []
+        while self._waiting and len(passed) < _LOOK_AHEAD:
+            sequence = self._waiting[0]
             outcome = self._try(sequence, copies)
+            while outcome == "full" and (victim := self._in_background(sequence)) is not None:
+                self.requeue(victim)
+                preempted.append(victim)
+                outcome = self._try(sequence, copies)
+            if outcome == "full":
+                break
+            self._waiting.remove(sequence)
             if outcome == "later":
                 passed.append(sequence)
-            elif outcome == "full":
-                passed.append(sequence)
-                break
         for sequence in passed:
             self._queue(sequence)
-        return copies
+        return copies, preempted
+
+    def _in_background(self, waiting: Sequence) -> Sequence | None:
+        """The running sequence that makes room for one that waits: the last one in the background, if any."""
+        if waiting.request.background:
+            return None
+        found = [one for one in self.running() if one.request.background]
+        return max(found, key=lambda one: one.rank, default=None)
 
     def parts(self) -> dict[Bucket, list[Part]]:
         """The next prefill step: its bucket, and the part of each sequence that it computes.
@@ -110,7 +124,7 @@ class Scheduler:
         prefill.
         """
         pending = sorted(
-            (one for one in self.running() if one.state is State.PREFILLING), key=lambda one: one.order
+            (one for one in self.running() if one.state is State.PREFILLING), key=lambda one: one.rank
         )
         if not pending:
             return {}
@@ -148,7 +162,7 @@ class Scheduler:
         size = self._layout.page_size
         preempted: list[Sequence] = []
         for shard in self._shards:
-            for sequence in sorted(shard.running, key=lambda one: one.order):
+            for sequence in sorted(shard.running, key=lambda one: one.rank):
                 if sequence.state is not State.DECODING:  # it may have been preempted just now
                     continue
                 further = min(sequence.in_flight + steps, sequence.processor.allowance())
@@ -158,7 +172,7 @@ class Scheduler:
                     if pages is not None:
                         sequence.placement.pages += pages
                         break
-                    victim = max(shard.running, key=lambda one: one.order)
+                    victim = max(shard.running, key=lambda one: one.rank)
                     self.requeue(victim)
                     preempted.append(victim)
         return preempted
@@ -170,7 +184,7 @@ class Scheduler:
         self._queue(sequence)
 
     def _queue(self, sequence: Sequence) -> None:
-        bisect.insort(self._waiting, sequence, key=lambda one: one.order)
+        bisect.insort(self._waiting, sequence, key=lambda one: one.rank)
 
     def _try(self, sequence: Sequence, copies: list[Copy]) -> str:
         """Tries to start a sequence.
@@ -179,10 +193,12 @@ class Scheduler:
         that this one can reuse.
         """
         index = max(
-            (number for number, shard in enumerate(self._shards) if shard.free),
+            range(len(self._shards)),
             key=lambda number: (len(self._shards[number].free), self._shards[number].store.available),
         )
         shard = self._shards[index]
+        if not shard.free:
+            return "full"
         prefix = shard.store.match(sequence.tokens)
         boundary = _next_boundary(shard, sequence, prefix.length)
         if boundary and tuple(sequence.tokens[:boundary]) in shard.prefixes:

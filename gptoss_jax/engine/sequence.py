@@ -54,7 +54,7 @@ class Sequence:
     preemption, and when the host takes more tokens back than a ring holds; both take its slot and pages.
 
     request, sample: the request, and which of its samples this is.
-    order: the order of arrival; the smallest number is served first.
+    order: the order of arrival.
     processor: decides which drawn tokens are kept, and when the sequence ends.
     tokens: the prompt, and the completion as far as the host has accepted it.
     computed: how many of the tokens are in the cache.
@@ -90,6 +90,11 @@ class Sequence:
             return State.WAITING
         is_cached = self.placement.ring_is_own and self.computed >= len(self.tokens) - 1
         return State.DECODING if is_cached else State.PREFILLING
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """What is served first: the smallest. Sequences in the background come behind all others."""
+        return self.request.background, self.order
 
     @property
     def placed(self) -> Placement:
