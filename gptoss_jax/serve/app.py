@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,6 +22,7 @@ from gptoss_jax.serve.middleware import KeyCheck, RequestLog
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.routing import BaseRoute
 
     from gptoss_jax.engine.engine_thread import EngineLike
     from gptoss_jax.engine.statistics import Statistics
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
     from gptoss_jax.serve.settings import ServerSettings
     from gptoss_jax.serve.store import ResponseStore
     from harmony import HarmonyEncoding
+
+
+class Extension(Protocol):
+    """Addresses beside the server's own, and what is at work behind them."""
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """The addresses."""
+
+    async def start(self, client: EngineClient) -> None:
+        """Called before the first request."""
+
+    async def stop(self) -> None:
+        """Called after the last request, while the engine still runs."""
 
 
 def create_app(
@@ -39,6 +53,7 @@ def create_app(
     statistics: Statistics | None = None,
     store: ResponseStore | None = None,
     sealer: Sealer | None = None,
+    extensions: Sequence[Extension] = (),
 ) -> Starlette:
     """The application in front of an engine, which belongs to it and is closed when it shuts down.
 
@@ -49,6 +64,7 @@ def create_app(
         statistics: the engine's own figures, for `/metrics`.
         store: keeps responses, and is closed as well; None keeps nothing.
         sealer: encrypts the chain of thought for clients that ask for it; None leaves it out.
+        extensions: what is served besides.
 
     Returns:
         The application; its `state.client` is the `EngineClient`.
@@ -59,7 +75,11 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        for extension in extensions:
+            await extension.start(client)
         yield
+        for extension in extensions:
+            await extension.stop()
         client.close()
         await api.close()
         if store is not None:
@@ -76,8 +96,13 @@ def create_app(
         Route("/health", api.health),
         Route("/ready", api.health),
         Route("/metrics", api.metrics),
+        *(route for extension in extensions for route in extension.routes()),
     ]
-    middleware = [Middleware(RequestLog, metrics=metrics, paths={route.path for route in routes})]
+    middleware = [
+        Middleware(
+            RequestLog, metrics=metrics, paths={route.path for route in routes if isinstance(route, Route)}
+        )
+    ]
     if settings.api_keys:
         middleware.append(Middleware(KeyCheck, keys=settings.api_keys))
     app = Starlette(

@@ -48,6 +48,11 @@ class EngineClient:
         self._stopped: str | None = None
 
     @property
+    def thread(self) -> EngineThread:
+        """The thread of the engine, for what runs requests beside those of this object."""
+        return self._thread
+
+    @property
     def unfinished(self) -> int:
         """Samples that run or wait."""
         return self._samples

@@ -34,7 +34,9 @@ def finish(engine, completions: dict) -> dict:
     return completions
 
 
-@pytest.mark.parametrize("options", [{}, FEW_PAGES], ids=["slots", "pages"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param(FEW_PAGES, marks=pytest.mark.slow)], ids=["slots", "pages"]
+)
 def test_a_request_takes_the_place_of_those_in_the_background_and_no_token_changes(options: dict) -> None:
     engine = make_engine(**options)
     behind = in_background(make_requests(OPTIONS["slots"] * 2, LONG, seed=5, longest=12))
