@@ -10,6 +10,7 @@ from gptoss_jax.answers.events import (
     ReasoningDelta,
     StreamEvent,
     TextDelta,
+    ToolCallDelta,
     ToolCallReady,
 )
 from gptoss_jax.answers.messages import Kind, kind_of, text_of
@@ -28,6 +29,7 @@ __all__ = [
     "StreamEvent",
     "TextDelta",
     "ToolCall",
+    "ToolCallDelta",
     "ToolCallReady",
     "Usage",
     "kind_of",

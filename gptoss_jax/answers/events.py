@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from gptoss_jax.answers.sample import Sample, ScoredToken, ToolCall
+
+if TYPE_CHECKING:
+    from harmony import Message
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +47,17 @@ class TextDelta(_Delta):
     """New text of the answer, `Sample.text`."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallDelta(_Delta):
+    """New text of the arguments of a tool call, "" for a call that has only begun.
+
+    header: the call's message without its text. The call itself comes later, as `ToolCallReady`, unless it is
+        cut; then it is in `Sample.messages` only.
+    """
+
+    header: Message
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolCallReady:
     """A tool call is complete. `message` is its index in `Sample.messages`."""
@@ -61,4 +76,4 @@ class Finished:
 
 
 Delta = ReasoningDelta | PreambleDelta | TextDelta
-StreamEvent = Delta | ToolCallReady | Finished
+StreamEvent = Delta | ToolCallDelta | ToolCallReady | Finished

@@ -14,6 +14,7 @@ from gptoss_jax.answers.events import (
     ReasoningDelta,
     StreamEvent,
     TextDelta,
+    ToolCallDelta,
     ToolCallReady,
 )
 from gptoss_jax.answers.messages import Kind, count_reasoning, kind_of, text_of
@@ -28,7 +29,7 @@ from harmony import (
     RecoveringParser,
     TextContent,
 )
-from harmony.openai_formats import called_function
+from harmony.openai_formats import call_extras, called_function
 
 if TYPE_CHECKING:
     from gptoss_jax.engine.request import Completion, TokenLogprobs
@@ -61,6 +62,7 @@ class _OpenMessage:
     emitted: how many of them were in events.
     held: the text after those, in pieces.
     tokens: the tokens that were in no event yet, each with the number of characters before it.
+    header: the message without its text, if it is a call whose arguments are told as they come; else None.
     """
 
     number: int
@@ -69,6 +71,7 @@ class _OpenMessage:
     emitted: int = 0
     held: list[str] = dataclasses.field(default_factory=list)
     tokens: list[tuple[int, ScoredToken]] = dataclasses.field(default_factory=list)
+    header: Message | None = None
 
 
 class SampleReader:
@@ -79,7 +82,13 @@ class SampleReader:
     """
 
     def __init__(
-        self, encoding: HarmonyEncoding, request_id: str, sample: int = 0, stop: Sequence[str] = ()
+        self,
+        encoding: HarmonyEncoding,
+        request_id: str,
+        sample: int = 0,
+        stop: Sequence[str] = (),
+        *,
+        call_deltas: bool = False,
     ) -> None:
         """A reader at the start of a completion.
 
@@ -88,11 +97,14 @@ class SampleReader:
             request_id: the request's id, from which call ids are made.
             sample: which of the request's samples to read.
             stop: the request's stop strings. Text that may begin one of them is held back.
+            call_deltas: True tells of the arguments of functions as they come, as `ToolCallDelta`. Calls of
+                built-in tools come whole all the same: their items say more of the header.
         """
         self._encoding = encoding
         self._request_id = request_id
         self._sample = sample
         self._stop = stop
+        self._call_deltas = call_deltas
         self._parser = RecoveringParser(encoding)
         self._cursor = Cursor(encoding)
         self._open: _OpenMessage | None = None
@@ -121,9 +133,17 @@ class SampleReader:
 
     def _translate(self, event: Event) -> Iterator[StreamEvent]:
         if isinstance(event, MessageStarted):
-            header = Message(author=event.author, channel=event.channel, recipient=event.recipient)
+            header = Message(
+                author=event.author,
+                channel=event.channel,
+                recipient=event.recipient,
+                content_type=event.content_type,
+            )
             self._open = _OpenMessage(event.number, kind_of(header))
             self._text_tokens.append([])
+            if self._call_deltas and self._open.kind == "call" and not call_extras(header):
+                self._open.header = header
+                yield ToolCallDelta(self._sample, "", event.number, header=header)
         elif isinstance(event, ContentDelta) and self._open is not None:
             self._open.held.append(event.text)
             self._open.length += len(event.text)
@@ -148,6 +168,8 @@ class SampleReader:
         end = len(held) - keep
         text, message.held = held[:end], [held[end:]]
         is_first, message.emitted = not message.emitted, message.emitted + len(text)
+        if text and message.header is not None:
+            yield ToolCallDelta(self._sample, text, message.number, header=message.header)
         if not text or message.kind is None or message.kind == "call":
             return
         tokens = [scored for start, scored in message.tokens if start < message.emitted]
@@ -230,7 +252,7 @@ def _merged(events: Iterable[StreamEvent]) -> list[StreamEvent]:
         if number is None:
             merged += group
             continue
-        first, *others = deltas = [event for event in group if isinstance(event, Delta)]
+        first, *others = deltas = [event for event in group if isinstance(event, Delta | ToolCallDelta)]
         if others:
             text = "".join(delta.text for delta in deltas)
             tokens = tuple(scored for delta in deltas for scored in delta.tokens)
@@ -241,7 +263,7 @@ def _merged(events: Iterable[StreamEvent]) -> list[StreamEvent]:
 
 def _delta_of(event: StreamEvent) -> int | None:
     """The index of the message that a delta belongs to; None for other events."""
-    return event.message if isinstance(event, Delta) else None
+    return event.message if isinstance(event, Delta | ToolCallDelta) else None
 
 
 def _may_begin(text: str, stops: Sequence[str]) -> int:

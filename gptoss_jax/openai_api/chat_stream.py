@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gptoss_jax.answers import Finished, ReasoningDelta, Sample, ToolCallReady, kind_of, text_of, usage_of
+from gptoss_jax.answers import (
+    Finished,
+    ReasoningDelta,
+    Sample,
+    ToolCallDelta,
+    ToolCallReady,
+    kind_of,
+    text_of,
+    usage_of,
+)
 from gptoss_jax.openai_api.logprobs import logprob_entries
 from gptoss_jax.openai_api.objects import chat_call_id, chat_usage, completion_id
 from harmony.openai_formats import call_extras, called_function
@@ -23,7 +32,8 @@ class ChatStream:
     """Makes the chunks of one request. Put together they are the `chat.completion` of its samples.
 
     The first chunk of each choice has the role; the last one has the reason why it ended and an empty delta.
-    A call comes whole, in one chunk. A chunk with empty `choices` is only the one with the usage, at the end.
+    The arguments of a call come in pieces where `ToolCallDelta` brings them, else in one chunk. A chunk with
+    empty `choices` is only the one with the usage, at the end.
     """
 
     def __init__(
@@ -62,7 +72,11 @@ class ChatStream:
         """The chunks of an event."""
         if isinstance(event, Finished):
             return self._finish(event.result)
+        if isinstance(event, ToolCallDelta):
+            return [self._call_delta(event)]
         if isinstance(event, ToolCallReady):
+            if event.message in self._choices[event.sample].calls:
+                return []
             return [self._call(event.sample, event.call.message, event.message)]
         if isinstance(event, ReasoningDelta):
             if not self._with_reasoning:
@@ -97,7 +111,7 @@ class ChatStream:
     def _call(self, sample: int, message: Message, number: int) -> Chunk:
         choice = self._choices[sample]
         index = len(choice.calls)
-        choice.calls.add(number)
+        choice.calls.append(number)
         call = {
             "index": index,
             "id": chat_call_id(self._unique, sample, len(self._choices), index),
@@ -106,6 +120,15 @@ class ChatStream:
             **call_extras(message),
         }
         return self._chunk(sample, {"tool_calls": [call]})
+
+    def _call_delta(self, delta: ToolCallDelta) -> Chunk:
+        calls = self._choices[delta.sample].calls
+        if delta.message not in calls:
+            call = self._call(delta.sample, delta.header, delta.message)
+            call["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"] = delta.text
+            return call
+        piece = {"index": calls.index(delta.message), "function": {"arguments": delta.text}}
+        return self._chunk(delta.sample, {"tool_calls": [piece]})
 
     def _chunk(
         self,
@@ -127,11 +150,11 @@ class _Choice:
     """What has been streamed of a sample.
 
     content_message: the number of the message that the content came from last; None if there was none.
-    calls: the numbers of the messages whose calls were streamed.
+    calls: the numbers of the messages whose calls were streamed, in their order.
     sample: the sample, once it is whole.
     """
 
     def __init__(self) -> None:
         self.content_message: int | None = None
-        self.calls: set[int] = set()
+        self.calls: list[int] = []
         self.sample: Sample | None = None

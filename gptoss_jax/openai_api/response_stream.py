@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from gptoss_jax.answers import Finished, PreambleDelta, ReasoningDelta, ToolCallReady, kind_of
+from gptoss_jax.answers import (
+    Finished,
+    PreambleDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallReady,
+    kind_of,
+)
 from gptoss_jax.openai_api.logprobs import logprob_entries
 from gptoss_jax.openai_api.output_items import with_status
 from harmony import Message, Role
@@ -23,7 +30,8 @@ class ResponseStream:
     """Makes the events of one response, in the published order, each with the next `sequence_number`.
 
     The items of `response.output_item.done`, and the output of the last event, are those of the response that
-    is no stream. A call comes whole, in one delta. An item is done when the next one begins or the sample has
+    is no stream. The arguments of a call come in pieces where `ToolCallDelta` brings them, else whole, in one
+    delta. An item is done when the next one begins or the sample has
     ended, since only then is it known whether the sample was cut in it.
     """
 
@@ -52,6 +60,8 @@ class ResponseStream:
         """The events of an event of the sample."""
         if isinstance(event, Finished):
             return self._finish(event.result)
+        if isinstance(event, ToolCallDelta):
+            return self._call_delta(event)
         if isinstance(event, ToolCallReady):
             return self._call(event.call.message, event.message)
         return self._delta(event)
@@ -117,17 +127,28 @@ class ResponseStream:
         return events
 
     def _call(self, message: Message, number: int) -> list[Event]:
-        """The events of a call but for the last one."""
+        """The events of a call but for the last one, or what was missing of them."""
         self._calls.add(number)
-        events = self._close() + self._begin(message, number)
-        assert self._open is not None
-        whole, place = self._items.item(message, number), self._open.place()
+        whole = self._items.item(message, number)
         kind, arguments = "response.function_call_arguments", whole["arguments"]
-        return [
-            *events,
-            self._event(f"{kind}.delta", **place, delta=arguments),
-            self._event(f"{kind}.done", **place, name=whole["name"], arguments=arguments),
-        ]
+        events: list[Event] = []
+        if self._open is None or self._open.number != number:
+            events = self._close() + self._begin(message, number)
+            assert self._open is not None
+            events.append(self._event(f"{kind}.delta", **self._open.place(), delta=arguments))
+        self._open.message = message
+        place = self._open.place()
+        return [*events, self._event(f"{kind}.done", **place, name=whole["name"], arguments=arguments)]
+
+    def _call_delta(self, delta: ToolCallDelta) -> list[Event]:
+        events: list[Event] = []
+        if self._open is None or self._open.number != delta.message:
+            events = self._close() + self._begin(delta.header, delta.message)
+        assert self._open is not None
+        if delta.text:
+            kind = "response.function_call_arguments.delta"
+            events.append(self._event(kind, **self._open.place(), delta=delta.text))
+        return events
 
     def _finish(self, sample: Sample) -> list[Event]:
         events: list[Event] = []

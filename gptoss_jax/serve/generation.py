@@ -111,7 +111,8 @@ class Generation:
         self._request = request
         sampling = request.sampling
         self._readers = [
-            SampleReader(client.encoding, request.id, sample, sampling.stop) for sample in range(sampling.n)
+            SampleReader(client.encoding, request.id, sample, sampling.stop, call_deltas=True)
+            for sample in range(sampling.n)
         ]
         self._finished: dict[int, Sample] = {}
         self._open = True

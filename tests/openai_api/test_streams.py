@@ -65,8 +65,10 @@ def completion_of(text: str, encoding: HarmonyEncoding, *, scored: bool, sample:
     )
 
 
-def streamed(completion: Completion, chunk: int, encoding: HarmonyEncoding) -> list[Any]:
-    reader = SampleReader(encoding, completion.id, completion.sample)
+def streamed(
+    completion: Completion, chunk: int, encoding: HarmonyEncoding, *, pieces: bool = True
+) -> list[Any]:
+    reader = SampleReader(encoding, completion.id, completion.sample, call_deltas=pieces)
     events = []
     for begin in range(0, max(len(completion.tokens), 1), chunk):
         end = begin + chunk
@@ -110,9 +112,16 @@ texts = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
     cut=st.booleans(),
     scored=st.booleans(),
     shown=st.booleans(),
+    pieces=st.booleans(),
 )
 def test_chunks_add_up_to_the_completion(
-    encoding: HarmonyEncoding, texts: list[str], chunk: int, cut: bool, scored: bool, shown: bool
+    encoding: HarmonyEncoding,
+    texts: list[str],
+    chunk: int,
+    cut: bool,
+    scored: bool,
+    shown: bool,
+    pieces: bool,
 ) -> None:
     completions = [
         completion_of(text, encoding, scored=scored, sample=index, cut=cut)
@@ -123,7 +132,7 @@ def test_chunks_add_up_to_the_completion(
     stream = ChatStream(prepared, encoding, include_usage=True, **names)
     chunks = stream.start()
     for completion in completions:
-        for event in streamed(completion, chunk, encoding):
+        for event in streamed(completion, chunk, encoding, pieces=pieces):
             chunks += stream.add(event)
     chunks += stream.end()
     samples = [read_sample(completion, encoding) for completion in completions]
@@ -172,11 +181,16 @@ def replayed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def response_events(
-    completion: Completion, chunk: int, maker: ResponseMaker, encoding: HarmonyEncoding
+    completion: Completion,
+    chunk: int,
+    maker: ResponseMaker,
+    encoding: HarmonyEncoding,
+    *,
+    pieces: bool = True,
 ) -> list[dict[str, Any]]:
     stream = ResponseStream(maker)
     events = json.loads(json.dumps(stream.start()))
-    for event in streamed(completion, chunk, encoding):
+    for event in streamed(completion, chunk, encoding, pieces=pieces):
         events += json.loads(json.dumps(stream.add(event)))  # as it is when it is sent
     return events
 
@@ -189,15 +203,23 @@ def response_events(
     scored=st.booleans(),
     shown=st.booleans(),
     sealed=st.booleans(),
+    pieces=st.booleans(),
 )
 def test_response_events_add_up_to_the_response(
-    encoding: HarmonyEncoding, text: str, chunk: int, cut: bool, scored: bool, shown: bool, sealed: bool
+    encoding: HarmonyEncoding,
+    text: str,
+    chunk: int,
+    cut: bool,
+    scored: bool,
+    shown: bool,
+    sealed: bool,
+    pieces: bool,
 ) -> None:
     completion = completion_of(text, encoding, scored=scored, cut=cut)
     prepared = prepared_for("responses", [completion], scored=scored, shown=shown)
     seal = (lambda thought: thought[::-1]) if sealed else None
     maker = ResponseMaker(prepared, encoding, "u", "m", 3, seal=seal)
-    events = response_events(completion, chunk, maker, encoding)
+    events = response_events(completion, chunk, maker, encoding, pieces=pieces)
     whole = maker.whole(read_sample(completion, encoding))
     Response.model_validate(whole)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -243,6 +265,37 @@ def test_an_answer_with_a_call_has_the_published_sequence(encoding: HarmonyEncod
         "output_item.done",
         "completed",
     ]
+
+
+def test_arguments_come_as_they_are_drawn(encoding: HarmonyEncoding) -> None:
+    completion = completion_of(CALL, encoding, scored=False)
+    prepared = prepared_for("responses", [completion], scored=False, shown=True)
+    events = response_events(completion, 1, ResponseMaker(prepared, encoding, *"um", 3), encoding)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    added = max(index for index, kind in enumerate(kinds) if kind == "output_item.added")
+    arguments = [kind.removeprefix("function_call_arguments.") for kind in kinds[added + 1 : -2]]
+    assert arguments == ["delta"] * (len(arguments) - 1) + ["done"]
+    assert len(arguments) > 3
+    chat = ChatStream(prepared, encoding, unique="u", model="m", created=3)
+    deltas = [
+        chunk["choices"][0]["delta"]
+        for event in streamed(completion, 1, encoding)
+        for chunk in chat.add(event)
+    ]
+    first, *others = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert first.keys() == {"index", "id", "type", "function"}
+    assert first["function"]["arguments"] == ""
+    assert all(other.keys() == {"index", "function"} for other in others)
+    assert len(others) == len(arguments) - 1
+
+
+def test_calls_of_built_in_tools_come_whole(encoding: HarmonyEncoding) -> None:
+    completion = completion_of(
+        "<|channel|>analysis to=python code<|message|>print(1 + 2)<|call|>", encoding, scored=False
+    )
+    prepared = prepared_for("responses", [completion], scored=False, shown=True)
+    events = response_events(completion, 1, ResponseMaker(prepared, encoding, *"um", 3), encoding)
+    assert [event["delta"] for event in events if "delta" in event] == ["print(1 + 2)"]
 
 
 def test_a_failure_in_mid_stream_is_an_error_and_a_failed_response(encoding: HarmonyEncoding) -> None:
