@@ -75,6 +75,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="how long requests at work may go on after SIGTERM (default: 30)",
     )
+    http.add_argument(
+        "--no-page", dest="page", action="store_false", help="have no page at / to chat with in a browser"
+    )
     answers = parser.add_argument_group("answers")
     answers.add_argument(
         "--model-name", metavar="NAME", help="what the model is called (default: its folder)"
@@ -163,6 +166,7 @@ def run(options: argparse.Namespace) -> int:
         hide_reasoning=options.hide_cot,
         reasoning_field=options.reasoning_field,
         api_keys=keys,
+        page=options.page,
         max_body_bytes=options.max_body_mib << 20,
         max_samples=options.max_samples,
     )

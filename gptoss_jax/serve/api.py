@@ -25,7 +25,7 @@ from gptoss_jax.openai_api import (
     error_object,
     prepare,
 )
-from gptoss_jax.openai_api.input_items import items_of, opened
+from gptoss_jax.openai_api.input_items import Items, items_of, opened
 from gptoss_jax.serve.delivery import Delivery, without_own_fields
 from gptoss_jax.serve.http import UNREADABLE, EventStream, event, json_response, read_body, told
 from gptoss_jax.serve.responses import (
@@ -36,6 +36,7 @@ from gptoss_jax.serve.responses import (
     response_events,
     streamed_after,
 )
+from gptoss_jax.serve.tokens import token_object
 
 if TYPE_CHECKING:
     from sse_starlette import ServerSentEvent
@@ -154,20 +155,7 @@ class Api:
         body = await self._read(request, "responses")
         delivery = Delivery.of(body)
         unique = _new_id()
-        asked = items_of(body["input"])  # None: not what it must be, which `prepare` says better
-        conversation = asked
-        if delivery.previous is not None:
-            if self._store is None:
-                raise ApiError(
-                    "unsupported_field", f"previous_response_id: {NO_STORE}", "previous_response_id"
-                )
-            earlier = await asyncio.to_thread(self._store.conversation, delivery.previous)
-            conversation = None if asked is None else earlier + asked
-        if conversation is not None and self._sealer is not None:
-            conversation = opened(conversation, self._sealer.open)
-        read = without_own_fields(body)
-        if conversation is not None:
-            read["input"] = conversation
+        asked, read = await self._with_conversation(body, delivery.previous)
         prepared = await self._prepare(read, "responses", unique)
         store = self._store if delivery.store else None
         if delivery.background and store is None:
@@ -221,7 +209,56 @@ class Api:
         """`POST /v1/responses/{id}/cancel`."""
         return json_response(await self._stored.cancel(request.path_params["id"]))
 
+    # Tokens
+
+    async def tokens(self, request: Request) -> Response:
+        """`POST /v1/harmony/tokens`: the prompt of a body of either API, as tokens."""
+        body = await read_body(request, self._settings.max_body_bytes)
+        forms = [form for form, field in CONVERSATIONS.items() if field in body]
+        if len(forms) != 1:
+            which = "both messages and input" if forms else "neither messages nor input"
+            raise ApiError("invalid_request", f"the body has {which}: it must have one", status=UNREADABLE)
+        (form,) = forms
+        if form == "responses":
+            _, body = await self._with_conversation(body, Delivery.of(body).previous)
+        prepared = await self._prepare(body, form, _new_id())
+        answer = await asyncio.to_thread(
+            token_object,
+            self._client.encoding,
+            prepared.request.prompt,
+            model=self._settings.model,
+            with_reasoning=prepared.with_reasoning,
+        )
+        return json_response(answer)
+
     # What both share
+
+    async def _with_conversation(
+        self, body: Mapping[str, Any], previous: str | None
+    ) -> tuple[Items | None, dict[str, Any]]:
+        """The items of the body's own `input`; and the body with all of its conversation as `input`: what the
+        stored response `previous` goes on from, and encrypted reasoning decrypted.
+
+        The items are None where `input` is not what it must be, which `prepare` says better.
+
+        Raises:
+            ApiError: there is no such response, or reasoning cannot be decrypted.
+        """
+        asked = items_of(body["input"])
+        conversation = asked
+        if previous is not None:
+            if self._store is None:
+                raise ApiError(
+                    "unsupported_field", f"previous_response_id: {NO_STORE}", "previous_response_id"
+                )
+            earlier = await asyncio.to_thread(self._store.conversation, previous)
+            conversation = None if asked is None else earlier + asked
+        if conversation is not None and self._sealer is not None:
+            conversation = opened(conversation, self._sealer.open)
+        read = without_own_fields(body)
+        if conversation is not None:
+            read["input"] = conversation
+        return asked, read
 
     async def _read(self, request: Request, form: BodyForm) -> dict[str, Any]:
         body = await read_body(request, self._settings.max_body_bytes)

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from gptoss_jax.openai_api import ApiError
 from gptoss_jax.serve.api import Api
@@ -19,6 +19,7 @@ from gptoss_jax.serve.generation import EngineClient
 from gptoss_jax.serve.http import error_response, told
 from gptoss_jax.serve.metrics import Metrics
 from gptoss_jax.serve.middleware import KeyCheck, RequestLog
+from gptoss_jax.serve.page import page_routes
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -85,12 +86,13 @@ def create_app(
         if store is not None:
             store.close()
 
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
         Route("/v1/responses", api.responses, methods=["POST"]),
         Route("/v1/responses/{id}", api.stored_response, methods=["GET", "DELETE"]),
         Route("/v1/responses/{id}/input_items", api.input_items),
         Route("/v1/responses/{id}/cancel", api.cancel_response, methods=["POST"]),
+        Route("/v1/harmony/tokens", api.tokens, methods=["POST"]),
         Route("/v1/models", api.models),
         Route("/v1/models/{model:path}", api.model),
         Route("/health", api.health),
@@ -103,6 +105,8 @@ def create_app(
             RequestLog, metrics=metrics, paths={route.path for route in routes if isinstance(route, Route)}
         )
     ]
+    if settings.page:
+        routes += page_routes()
     if settings.api_keys:
         middleware.append(Middleware(KeyCheck, keys=settings.api_keys))
     app = Starlette(

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 
 from gptoss_jax.openai_api import ApiError
 from gptoss_jax.serve.http import error_response
+from gptoss_jax.serve.page import is_page
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,7 +35,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(Headers(scope=scope)):
+        if scope["type"] != "http" or _is_open(scope["path"]) or self._admits(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         message = "the request has no valid API key: send it as Authorization: Bearer KEY"
@@ -47,6 +48,10 @@ class KeyCheck:
         # All are compared, each in a time that does not depend on how much of it is right.
         found = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(found)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or is_page(path)
 
 
 def _digest(key: str) -> bytes:

@@ -24,6 +24,7 @@ class ServerSettings:
     hide_reasoning: True keeps the chain of thought out of all that leaves the server, whatever requests say.
     reasoning_field: the field of chat messages and deltas that has the chain of thought.
     api_keys: a request must carry one of them; none lets everybody in.
+    page: whether the page is at `/`.
     max_body_bytes: the longest body of a request.
     max_samples: samples that run or wait at the same time; a request beyond them is told to come back later.
     """
@@ -37,5 +38,6 @@ class ServerSettings:
     hide_reasoning: bool = False
     reasoning_field: str = "reasoning"
     api_keys: tuple[str, ...] = ()
+    page: bool = True
     max_body_bytes: int = MAX_BODY_BYTES
     max_samples: int = MAX_SAMPLES

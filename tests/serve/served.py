@@ -29,7 +29,10 @@ def serving(
     AppStatus.disable_automatic_graceful_drain()
     listening = listen("127.0.0.1", 0)
     named = {"model": "tiny", "date": DATE, **settings}
-    app = create_app(engine, encoding, ServerSettings(**named), store=store, sealer=sealer)
+    statistics = getattr(engine, "statistics", None)
+    app = create_app(
+        engine, encoding, ServerSettings(**named), statistics=statistics, store=store, sealer=sealer
+    )
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -1,0 +1,75 @@
+// The panel for developers: its tabs, and what they show while they are open.
+
+import { byId } from "./dom.js";
+import { SECONDS, showRates } from "./rates.js";
+import { showTokens } from "./tokens.js";
+
+const NAMES = ["request", "tokens", "server"];
+
+let open = "request";
+let bodyOf = null;
+let timer = null;
+
+// Starts the panel. `nextBody` gives the body of the next request, or null. Returns a function that shows
+// anew what has changed.
+export function startPanel(nextBody) {
+  bodyOf = nextBody;
+  byId("panel-toggle").addEventListener("click", () => setShown(byId("panel").hidden));
+  byId("panel-close").addEventListener("click", () => {
+    setShown(false);
+    byId("panel-toggle").focus();
+  });
+  NAMES.forEach((name, index) => {
+    const tab = byId(`tab-${name}`);
+    tab.addEventListener("click", () => openTab(name));
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = NAMES[(index + step + NAMES.length) % NAMES.length];
+      openTab(next);
+      byId(`tab-${next}`).focus();
+    });
+  });
+  for (const id of ["token-scope", "token-ids"]) byId(id).addEventListener("change", refresh);
+  document.addEventListener("visibilitychange", poll);
+  return refresh;
+}
+
+// Shows the panel with a tab.
+export function openTab(name) {
+  open = name;
+  for (const other of NAMES) {
+    byId(`tab-${other}`).setAttribute("aria-selected", String(other === name));
+    byId(`tab-${other}`).tabIndex = other === name ? 0 : -1;
+    byId(`view-${other}`).hidden = other !== name;
+  }
+  setShown(true);
+}
+
+function setShown(shown) {
+  byId("panel").hidden = !shown;
+  byId("panel-toggle").setAttribute("aria-expanded", String(shown));
+  refresh();
+  poll();
+}
+
+function isOpen(name) {
+  return !byId("panel").hidden && open === name;
+}
+
+let scheduled = null;
+
+// Fields change with every key: the tokens are asked for when they have been still for a moment.
+function refresh() {
+  clearTimeout(scheduled);
+  if (isOpen("tokens")) scheduled = setTimeout(() => showTokens(bodyOf()), 50);
+}
+
+function poll() {
+  clearTimeout(timer);
+  if (!isOpen("server") || document.hidden) return;
+  showRates().finally(() => {
+    clearTimeout(timer);
+    timer = setTimeout(poll, SECONDS * 1000);
+  });
+}

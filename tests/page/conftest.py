@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gptoss_jax.engine.request import Request
+from harmony import HarmonyEncoding
+from tests.harmony.conftest import encoding, known, known_encoding, vocabulary_folder  # noqa: F401
+from tests.llm.fake_engine import FakeEngine, Script
+from tests.serve.served import Scripted, serving
+
+
+@pytest.fixture
+def scripted(encoding: HarmonyEncoding) -> Iterator[Callable[..., Scripted]]:  # noqa: F811
+    """Starts servers whose engine answers each request with the next of some texts; the last one stays."""
+    with contextlib.ExitStack() as servers:
+
+        def start(*texts: str, store: Any = None, sealer: Any = None, **settings: Any) -> Scripted:
+            answers = itertools.chain(texts, itertools.repeat(texts[-1]))
+
+            def script(request: Request, sample: int) -> Script:
+                return Script(encoding.encode(next(answers), allowed_special="all"))
+
+            engine = FakeEngine(script, chunk=2)
+            url = servers.enter_context(serving(engine, encoding, store, sealer, **settings))
+            started = Scripted(url, engine, encoding)
+            servers.callback(started.http.close)
+            servers.callback(started.sdk.close)
+            return started
+
+        yield start
