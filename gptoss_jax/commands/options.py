@@ -15,6 +15,7 @@ from gptoss_jax.commands.parsing import CommandError
 if TYPE_CHECKING:
     from checkpoints import Checkpoint
     from gptoss_jax.engine import Engine, SamplingParams
+    from gptoss_jax.tools import Tool
     from harmony import HarmonyEncoding
 
 EFFORTS = ("low", "medium", "high")
@@ -136,6 +137,65 @@ def add_header_guard_option(parser: argparse._ActionsContainer) -> None:
         help="let the model write any header (default: it can name only the tools and channels that the "
         "request declares)",
     )
+
+
+def add_tool_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for the built-in tools, which run beside the model."""
+    from gptoss_jax.tools.registry import FORMS
+
+    group = parser.add_argument_group("built-in tools", "off unless given; docs/tools.md says what they risk")
+    group.add_argument(
+        "--tool",
+        action="append",
+        default=[],
+        metavar="TOOL",
+        help=f"a tool that the model may use: {FORMS}; may be given several times",
+    )
+    group.add_argument(
+        "--tool-rounds",
+        type=whole_number(1),
+        default=50,
+        metavar="N",
+        help="how often the model may use the tools for one answer (default: 50)",
+    )
+    group.add_argument(
+        "--python-seconds",
+        type=_number("a number of seconds above 0", lambda value: 0 < value < 2**20),
+        metavar="S",
+        help="how long a call of Python may run (default: 120)",
+    )
+    group.add_argument(
+        "--python-memory-mib",
+        type=whole_number(256),
+        metavar="N",
+        help="the memory that a Python session may use, in MiB (default: 2048)",
+    )
+
+
+def tools_of(options: argparse.Namespace) -> list[Tool]:
+    """The tools from the options of `add_tool_options`; nothing of them is started yet.
+
+    Raises:
+        CommandError: a tool is unknown, given twice, or cannot be made; or a package is missing.
+    """
+    from gptoss_jax.tools.registry import ToolSettings, ToolSetupError, open_tool
+
+    mib = options.python_memory_mib
+    settings = ToolSettings(options.python_seconds, None if mib is None else mib << 20)
+    tools: dict[str, Tool] = {}
+    for given in options.tool:
+        try:
+            tool = open_tool(given, settings)
+        except ToolSetupError as error:
+            raise CommandError(f"--tool: {error}") from None
+        except ImportError as error:
+            raise CommandError(
+                f"--tool {given} needs the package {error.name}: pip install 'gptoss-jax[tools]'"
+            ) from None
+        if tool.name in tools:
+            raise CommandError(f"--tool {given}: there is a {tool.name} already, and can be only one")
+        tools[tool.name] = tool
+    return list(tools.values())
 
 
 def sampling_of(options: argparse.Namespace) -> SamplingParams:

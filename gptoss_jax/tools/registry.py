@@ -1,0 +1,58 @@
+"""The built-in tools by the names that a command line gives them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from harmony.errors import shown
+
+if TYPE_CHECKING:
+    from gptoss_jax.tools.types import Tool
+
+FORMS = "python"
+"""The forms of a tool's specification, for help and errors."""
+
+
+class ToolSetupError(ValueError):
+    """A tool cannot be made of what was given. The message is one line that says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolSettings:
+    """Settings of the tools. A field that is None stands for the tool's default.
+
+    python_seconds: how long a call of Python may run.
+    python_memory_bytes: the memory that a Python session may use.
+    """
+
+    python_seconds: float | None = None
+    python_memory_bytes: int | None = None
+
+
+def open_tool(specification: str, settings: ToolSettings | None = None) -> Tool:
+    """The tool that a specification names, in one of the `FORMS`.
+
+    Raises:
+        ToolSetupError: there is no such tool, or it cannot be made so.
+        ImportError: a package of the extra `tools` is missing.
+    """
+    settings = settings or ToolSettings()
+    name, separator, _ = specification.partition("=")
+    if name == "python" and not separator:
+        return _python(settings)
+    raise ToolSetupError(f"there is no tool {shown(specification)}: it must be {FORMS}")
+
+
+def _python(settings: ToolSettings) -> Tool:
+    from gptoss_jax.tools.python.limits import PythonLimits
+    from gptoss_jax.tools.python.tool import PythonTool
+
+    limits = PythonLimits()
+    return PythonTool(
+        dataclasses.replace(
+            limits,
+            seconds=settings.python_seconds or limits.seconds,
+            memory_bytes=settings.python_memory_bytes or limits.memory_bytes,
+        )
+    )
