@@ -24,6 +24,8 @@ from gptoss_jax.commands.parsing import CommandError
 
 KEY_VARIABLE = "GPTOSS_JAX_API_KEY"
 ENCRYPTION_VARIABLE = "GPTOSS_JAX_ENCRYPTION_KEY"
+REASONING_SHARE = 0.75
+"""The part of what fits behind a prompt that reasoning may take: an answer always has room."""
 REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 
@@ -69,6 +71,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "later (default: 2048)",
     )
     http.add_argument(
+        "--max-seconds",
+        type=whole_number(1),
+        metavar="N",
+        help="how long a request may wait and run; then its answer ends as it is (default: no limit)",
+    )
+    http.add_argument(
         "--drain-seconds",
         type=whole_number(0),
         default=30,
@@ -97,9 +105,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     answers.add_argument(
         "--reasoning-budget",
-        type=whole_number(1),
+        type=whole_number(0),
         metavar="N",
-        help="the most tokens of reasoning where a request does not say (default: no limit)",
+        help="the most tokens of reasoning where a request does not say; 0 for no limit (default: three "
+        "quarters of what fits behind the prompt)",
     )
     add_header_guard_option(answers)
     answers.add_argument(
@@ -158,7 +167,8 @@ def run(options: argparse.Namespace) -> int:
     )
     settings = ServerSettings(
         model=name,
-        sampling=dataclasses.replace(sampling_of(options), reasoning_budget=options.reasoning_budget),
+        sampling=dataclasses.replace(sampling_of(options), reasoning_budget=options.reasoning_budget or None),
+        reasoning_share=REASONING_SHARE if options.reasoning_budget is None else None,
         effort=options.effort,
         date=options.date,
         history=options.history,
@@ -169,6 +179,7 @@ def run(options: argparse.Namespace) -> int:
         page=options.page,
         max_body_bytes=options.max_body_mib << 20,
         max_samples=options.max_samples,
+        max_seconds=options.max_seconds,
     )
     store = None
     if options.store is not None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from gptoss_jax.engine.errors import RequestError, RequestFailed, ends_process, one_line
+from gptoss_jax.engine.errors import NotStarted, RequestError, RequestFailed, ends_process, one_line
 from gptoss_jax.engine.feeder import Feeder
 
 if TYPE_CHECKING:
@@ -81,12 +81,14 @@ class _Submission:
     deliver: receives the deliveries.
     whole: True to deliver only updates with a completion.
     open: the id of each unfinished request → how many of its samples are missing.
+    begun: the ids of the requests that the engine has or had.
     """
 
     requests: Sequence[NamedRequest]
     deliver: Callable[[Delivery], None]
     whole: bool
     open: dict[str, int] = dataclasses.field(default_factory=dict)
+    begun: set[str] = dataclasses.field(default_factory=set)
 
     def named(self, id: str) -> NamedRequest:
         """The request with an id."""
@@ -96,6 +98,11 @@ class _Submission:
 @dataclasses.dataclass(frozen=True)
 class _Cancellation:
     ids: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    id: str
 
 
 class _Close:
@@ -110,7 +117,7 @@ class EngineThread:
 
     def __init__(self, engine: EngineLike, name: str) -> None:
         self._engine = engine
-        self._commands: queue.SimpleQueue[_Submission | _Cancellation | _Close] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Submission | _Cancellation | _End | _Close] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards `_ended`: nothing may be submitted after it is set
         self._ended: str | None = None  # why no more requests are taken; None while they are
         self._cause: BaseException | None = None
@@ -146,6 +153,14 @@ class EngineThread:
         """Cancels requests. Nothing more is delivered for them. Ids of finished requests are ignored."""
         if ids:
             self._commands.put(_Cancellation(ids))
+
+    def end(self, id: str) -> None:
+        """Ends a request as it is: its completions, as far as they have come, are delivered as cancelled.
+
+        `NotStarted` is delivered instead if the engine has not begun with it. The id of a finished request is
+        ignored.
+        """
+        self._commands.put(_End(id))
 
     def close(self, timeout: float | None = None) -> None:
         """Ends the thread and the engine after the current step. Waiting callers get `EngineStopped`.
@@ -205,6 +220,8 @@ class EngineThread:
                 return False
             if isinstance(command, _Submission):
                 self._begin(command)
+            elif isinstance(command, _End):
+                self._end(command.id)
             else:
                 for request_id in command.ids:
                     self._give_up(request_id)
@@ -236,8 +253,18 @@ class EngineThread:
             except BaseException as error:
                 self._abandon(submission, _refusal(error, submission.named(request.id)))
             else:
+                submission.begun.add(request.id)
                 if request.background:
                     self._background.add(request.id)
+
+    def _end(self, id: str) -> None:
+        submission = self._routes.get(id)
+        if submission is None:
+            return
+        if id in submission.begun:
+            self._engine.cancel(id)
+        else:
+            self._abandon(submission, NotStarted("the request was ended before it began"))
 
     def _abandon(self, submission: _Submission, error: Exception) -> None:
         """Cancels all requests of a submission, and delivers the error to its caller."""

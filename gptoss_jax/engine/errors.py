@@ -7,6 +7,10 @@ class RequestError(ValueError):
     """A request that cannot run. The message is one line: the field, its value and what is allowed."""
 
 
+class NotStarted(RequestError):
+    """A request that was ended before the engine had begun with it."""
+
+
 class RequestFailed(RuntimeError):
     """The engine's own code failed on one request, which ends. Other requests are not affected.
 

@@ -14,7 +14,7 @@ from gptoss_jax.openai_api.errors import ApiError, bad_value, read_flag
 from gptoss_jax.openai_api.fields import UnknownField, check_fields, unknown_field_error
 from gptoss_jax.openai_api.grammar import completion_grammar
 from gptoss_jax.openai_api.rendering import History, render_prompt, with_header_guard
-from gptoss_jax.openai_api.sampling import sampling_from
+from gptoss_jax.openai_api.sampling import asks_for_endless_reasoning, sampling_from
 from gptoss_jax.openai_api.tools import tools_from_body
 from harmony import Conversation, HarmonyError
 from harmony.openai_formats import BodyForm, conversation_from_body
@@ -42,6 +42,8 @@ class Context:
         "all_turns" keeps all of it.
     strict: whether an unknown field is an error; else `Prepared.unknown` tells of it.
     ignore_unknown_tools: whether tools that are no functions are left out; else they are an error.
+    reasoning_share: where neither a body nor `sampling` has a reasoning budget, this part of the tokens that
+        fit behind the prompt; None for no limit.
     header_guard: True lets headers of answers name only the tools and channels that a body declares; False
         leaves headers free.
     """
@@ -55,6 +57,7 @@ class Context:
     strict: bool = dataclasses.field(default=False, kw_only=True)
     ignore_unknown_tools: bool = dataclasses.field(default=False, kw_only=True)
     header_guard: bool = dataclasses.field(default=True, kw_only=True)
+    reasoning_share: float | None = dataclasses.field(default=None, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +119,9 @@ def prepare(
             "(--max-length, in Python max_length)",
             "input" if form == "responses" else "messages",
         )
+    if context.reasoning_share is not None and not asks_for_endless_reasoning(body):
+        room = context.engine.max_length - len(prompt)
+        sampling = _with_budget(sampling, int(room * context.reasoning_share))
     request = Request(id=id, prompt=prompt, sampling=sampling)
     try:
         context.engine.check(request)
@@ -127,6 +133,14 @@ def prepare(
     except RequestError as error:
         raise _invalid(error, body) from None
     return Prepared(form, body, tools.given or [], request, with_reasoning, tuple(unknown))
+
+
+def _with_budget(sampling: SamplingParams, budget: int) -> SamplingParams:
+    """The sampling with a reasoning budget, unless it has one, or ends before it would matter."""
+    most = sampling.max_tokens
+    if "analysis" in sampling.limits or budget < 1 or (most is not None and most <= budget):
+        return sampling
+    return dataclasses.replace(sampling, reasoning_budget=budget)
 
 
 def _is_schema(asked: AnswerFormat | None) -> bool:

@@ -84,6 +84,8 @@ def sampling_from(
         "reasoning_budget": _reasoning_budget(body),
     }
     changes = {name: value for name, value in given.items() if value is not None}
+    if asks_for_endless_reasoning(body):
+        changes["reasoning_budget"] = None
     return dataclasses.replace(defaults, **{"seed": seed, **changes})
 
 
@@ -245,6 +247,11 @@ def _response_logprobs(body: Mapping[str, Any]) -> int | None:
 def _top_logprobs(body: Mapping[str, Any]) -> int | None:
     expected = f"a whole number from 0 to {MAX_TOP_LOGPROBS}"
     return _whole(body, "top_logprobs", lambda x: 0 <= x <= MAX_TOP_LOGPROBS, expected)
+
+
+def asks_for_endless_reasoning(body: Mapping[str, Any]) -> bool:
+    """Whether a body says that its reasoning has no limit, whatever the default."""
+    return body.get("thinking_token_budget") == -1 and not (body.get("reasoning") or {}).get("max_tokens")
 
 
 def _reasoning_budget(body: Mapping[str, Any]) -> int | None:

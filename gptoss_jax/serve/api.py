@@ -80,6 +80,7 @@ class Api:
             "",
             history=settings.history,
             header_guard=settings.header_guard,
+            reasoning_share=settings.reasoning_share,
             ignore_unknown_tools=True,
         )
 

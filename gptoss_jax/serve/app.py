@@ -71,7 +71,14 @@ def create_app(
         The application; its `state.client` is the `EngineClient`.
     """
     metrics = Metrics(engine, statistics)
-    client = EngineClient(engine, encoding, metrics, name=settings.model, max_samples=settings.max_samples)
+    client = EngineClient(
+        engine,
+        encoding,
+        metrics,
+        name=settings.model,
+        max_samples=settings.max_samples,
+        max_seconds=settings.max_seconds,
+    )
     api = Api(client, settings, metrics, store, sealer)
 
     @contextlib.asynccontextmanager

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
 from gptoss_jax.answers import Finished, Sample, SampleReader, StreamEvent
 from gptoss_jax.engine.engine_thread import AsyncMailbox, EngineStopped, EngineThread, NamedRequest
-from gptoss_jax.engine.errors import RequestError, RequestFailed
+from gptoss_jax.engine.errors import NotStarted, RequestError, RequestFailed
 from gptoss_jax.openai_api import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from gptoss_jax.engine.engine_thread import EngineLike
-    from gptoss_jax.engine.request import Request
+    from gptoss_jax.engine.request import Request, Update
     from gptoss_jax.serve.metrics import Metrics
     from harmony import HarmonyEncoding
 
@@ -36,13 +38,16 @@ class EngineClient:
         *,
         name: str,
         max_samples: int,
+        max_seconds: float | None = None,
     ) -> None:
+        """`max_samples` and `max_seconds` are those of `ServerSettings`."""
         self.engine = engine
         self.encoding = encoding
         self.on_failure: Callable[[str], None] | None = None
         """Called once, with the reason, when a request finds that the engine has failed."""
         self._metrics = metrics
         self._max_samples = max_samples
+        self._max_seconds = max_seconds
         self._thread = EngineThread(engine, name)
         self._samples = 0
         self._stopped: str | None = None
@@ -77,7 +82,7 @@ class EngineClient:
                 f"(--max-samples): try again in {RETRY_SECONDS} seconds",
                 status=429,
             )
-        generation = Generation(self, self._thread, request, self._metrics)
+        generation = Generation(self, self._thread, request, self._metrics, self._max_seconds)
         self._samples += samples
         return generation
 
@@ -101,11 +106,18 @@ class EngineClient:
 class Generation:
     """The events of a request's samples, as they come; closing it ends the request.
 
+    When its time is up, the samples that are not finished end as they are, with the finish reason "length".
+
     Iterating gives lists of events: those of one delivery of the engine together.
     """
 
     def __init__(
-        self, client: EngineClient, thread: EngineThread, request: Request, metrics: Metrics
+        self,
+        client: EngineClient,
+        thread: EngineThread,
+        request: Request,
+        metrics: Metrics,
+        max_seconds: float | None,
     ) -> None:
         self._client, self._thread, self._metrics = client, thread, metrics
         self._request = request
@@ -123,6 +135,10 @@ class Generation:
             thread.submit([NamedRequest(request)], self._mailbox.deliver, whole=False)
         except EngineStopped as error:
             raise client.note_stopped(error) from None
+        self._expired = False
+        self._timer: asyncio.TimerHandle | None = None
+        if max_seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(max_seconds, self._expire)
 
     @property
     def samples(self) -> list[Sample]:
@@ -140,6 +156,8 @@ class Generation:
             updates = await self._mailbox.get()
         except EngineStopped as error:
             raise self._client.note_stopped(error) from None
+        except NotStarted:
+            raise _waited_too_long() from None
         except RequestError as error:
             raise ApiError("invalid_request", str(error)) from None
         except RequestFailed as error:
@@ -147,7 +165,9 @@ class Generation:
         if self._is_first:
             self._is_first = False
             self._metrics.first_token_seconds.observe(time.perf_counter() - self._begin)
-        events = [event for update in updates for event in self._readers[update.sample].read(update)]
+        events = [
+            event for update in updates for event in self._readers[update.sample].read(self._as_told(update))
+        ]
         for event in events:
             if isinstance(event, Finished):
                 self._finished[event.sample] = event.result
@@ -155,11 +175,35 @@ class Generation:
             self._metrics.count_samples(self.samples, time.perf_counter() - self._begin)
         return events
 
+    def _expire(self) -> None:
+        self._expired = True
+        self._thread.end(self._request.id)
+
+    def _as_told(self, update: Update) -> Update:
+        """The update, that of a sample whose time was up as one that a limit has cut."""
+        completion = update.completion
+        if not self._expired or completion is None or completion.finish_reason != "cancelled":
+            return update
+        if not completion.tokens:
+            raise _waited_too_long()
+        return dataclasses.replace(update, completion=dataclasses.replace(completion, finish_reason="length"))
+
     def close(self) -> None:
         """Ends the request, if it is not finished, and frees its place."""
         if self._open:
             self._open = False
+            if self._timer is not None:
+                self._timer.cancel()
             self._client.release(len(self._readers))
             if len(self._finished) < len(self._readers):
                 self._metrics.cancelled.inc()
                 self._thread.cancel([self._request.id])
+
+
+def _waited_too_long() -> ApiError:
+    return ApiError(
+        "server_busy",
+        "the request waited until its time was up (--max-seconds), and nothing was generated: try again in "
+        f"{RETRY_SECONDS} seconds",
+        status=429,
+    )

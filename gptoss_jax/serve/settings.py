@@ -22,11 +22,14 @@ class ServerSettings:
     header_guard: True limits the headers of messages to the channels and functions that a request
         declares.
     hide_reasoning: True keeps the chain of thought out of all that leaves the server, whatever requests say.
+    reasoning_share: where neither a request nor `sampling` has a reasoning budget, this part of the tokens
+        that fit behind the prompt; None for no limit.
     reasoning_field: the field of chat messages and deltas that has the chain of thought.
     api_keys: a request must carry one of them; none lets everybody in.
     page: whether the page is at `/`.
     max_body_bytes: the longest body of a request.
     max_samples: samples that run or wait at the same time; a request beyond them is told to come back later.
+    max_seconds: how long a request may wait and run; then it ends as it is. None for no limit.
     """
 
     model: str = "gpt-oss"
@@ -37,7 +40,9 @@ class ServerSettings:
     header_guard: bool = True
     hide_reasoning: bool = False
     reasoning_field: str = "reasoning"
+    reasoning_share: float | None = None
     api_keys: tuple[str, ...] = ()
     page: bool = True
     max_body_bytes: int = MAX_BODY_BYTES
     max_samples: int = MAX_SAMPLES
+    max_seconds: float | None = None

@@ -26,7 +26,7 @@ def encoding() -> HarmonyEncoding:
 def tiny_url() -> Iterator[str]:
     """A server on the embedded checkpoint."""
     engine, encoding, _ = load_engine("tiny", dtype=tiny_engine.DTYPE, **tiny_engine.OPTIONS)
-    with serving(engine, encoding) as url:
+    with serving(engine, encoding, reasoning_share=0.75) as url:
         yield url
 
 
