@@ -67,16 +67,20 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def uvicorn_config(app: Starlette) -> uvicorn.Config:
+    """How uvicorn serves an application of this package."""
+    AppStatus.disable_automatic_graceful_drain()  # which would end all streams at once
+    options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+    return uvicorn.Config(app, lifespan="on", timeout_keep_alive=75, backlog=4096, **options)
+
+
 def run_server(app: Starlette, listening: socket.socket, *, drain_seconds: float) -> str | None:
     """Serves until SIGTERM or Ctrl-C; requests at work then have `drain_seconds` to end.
 
     Returns:
         Why the engine failed, if that ended the server; else None.
     """
-    AppStatus.disable_automatic_graceful_drain()  # which would end all streams at once
-    options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
-    config = uvicorn.Config(app, lifespan="on", timeout_keep_alive=75, backlog=4096, **options)
-    server = _Server(config, app.state.client, drain_seconds)
+    server = _Server(uvicorn_config(app), app.state.client, drain_seconds)
     with _ending_by_signals():
         server.run(sockets=[listening])
     return server.failure

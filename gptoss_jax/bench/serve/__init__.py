@@ -1,0 +1,1 @@
+"""Measures a server over HTTP, beside the engine alone."""
