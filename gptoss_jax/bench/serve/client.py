@@ -1,9 +1,9 @@
 """The client of `gptoss-jax bench serve`: a process of its own that streams many answers at once.
 
-It reads a `Job`, one line of JSON, from standard input, opens its connections, and says "ready". Told anything
-in a line, it sends its requests. It says "done" when all answers have ended, and then the replies, one line of
-JSON. It imports the standard library alone, so that it starts at once, and does nothing while answers come but
-keep what it is sent with the time.
+It reads a `Job`, one line of JSON, from standard input, opens its connections, and says "ready". Told
+anything in a line, it sends its requests. When all answers have ended it says "done", and then the replies,
+one line of JSON. It imports the standard library alone, so that it starts at once, and does nothing while
+answers come but keep what it is sent with the time.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def run(job: Job) -> list[Reply]:
     for thread in threads:
         thread.join()
     print("done", flush=True)
-    return [_reply(part, error, start) for part, error in zip(parts, errors, strict=True)]
+    return [reply_of(part, error, start) for part, error in zip(parts, errors, strict=True)]
 
 
 def _stream(
@@ -124,7 +124,8 @@ def _stream(
         connection.close()
 
 
-def _reply(parts: Sequence[tuple[float, bytes]], error: str | None, start: float) -> Reply:
+def reply_of(parts: Sequence[tuple[float, bytes]], error: str | None, start: float) -> Reply:
+    """What became of a stream: its parts with the times at which they came, and the time of the start."""
     first, texts, tokens = None, [], None
     for seconds, event in _events(parts):
         error = error or told_error(event)

@@ -32,7 +32,7 @@ _CLIENT_SECONDS = 600.0
 
 
 class Step(NamedTuple):
-    """One turn of the engine: when it ended, the processor time of the process until then, what it brought."""
+    """One turn of the engine: when it ended, the processor time of the process by then, what it brought."""
 
     seconds: float
     cpu: float
@@ -177,16 +177,21 @@ class Client:
         """Sends all requests at once. Raises `BenchError` if one of them fails."""
         job = Job(url, PATHS[api], bodies, self.headers, self.cores, _CLIENT_SECONDS)
         command = [sys.executable, "-m", "gptoss_jax.bench.serve.client"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-            assert client.stdin is not None
-            assert client.stdout is not None
-            print(json.dumps(dataclasses.asdict(job)), file=client.stdin, flush=True)
-            client.stdout.readline()  # it is connected
-            cpu = time.process_time()
-            print(file=client.stdin, flush=True)
-            client.stdout.readline()  # all answers have ended
-            cpu = time.process_time() - cpu
-            said = client.stdout.readline()
+        try:
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as client:
+                assert client.stdin is not None
+                assert client.stdout is not None
+                print(json.dumps(dataclasses.asdict(job)), file=client.stdin, flush=True)
+                client.stdout.readline()  # it is connected
+                cpu = time.process_time()
+                print(file=client.stdin, flush=True)
+                client.stdout.readline()  # all answers have ended
+                cpu = time.process_time() - cpu
+                said = client.stdout.readline()
+        except BrokenPipeError:
+            said = ""
         if not said:
             raise BenchError("the client's process failed: its reason is on standard error")
         replies = [Reply(**reply) for reply in json.loads(said)]
