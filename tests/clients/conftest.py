@@ -37,8 +37,9 @@ def node(node_modules: Path, tmp_path: Path) -> Node:
 
 @pytest.fixture(scope="session")
 def served_url() -> Iterator[str]:
-    """The address of `gptoss-jax serve` on the embedded checkpoint, with stored responses."""
+    """The address of `gptoss-jax serve` on the embedded checkpoint."""
     command = ["-m", "gptoss_jax", "serve", "--port", "0", "--slots", "4", "--date", "2026-01-01"]
+    command += ["--temperature", "0"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, *command], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}

@@ -69,26 +69,21 @@ class Node:
         self.bin = node_modules / ".bin"
         (folder / "node_modules").symlink_to(node_modules)
 
-    def run(self, program: Path, *arguments: str, stdin: Any = None, timeout: float = 120, **env: str) -> str:
-        """What a program writes on standard output. `stdin` is JSON for it."""
+    def run(self, program: Path, url: str, given: Any) -> Any:
+        """What a program makes of a server's address and a file of JSON: JSON too."""
         shutil.copy(program, self.folder)
-        return self.command(["node", program.name, *arguments], stdin=stdin, timeout=timeout, **env)
+        (self.folder / "given.json").write_text(json.dumps(given), encoding="utf-8")
+        return json.loads(self.command(["node", program.name, url, "given.json"]))
 
     def command(
-        self,
-        command: list[str],
-        *,
-        stdin: Any = None,
-        timeout: float = 120,
-        cwd: Path | None = None,
-        **env: str,
+        self, command: list[str], *, timeout: float = 120, cwd: Path | None = None, **env: str
     ) -> str:
         """What a command writes on standard output; it must end without an error."""
         done = subprocess.run(
             command,
             cwd=cwd or self.folder,
             env={**environment(), **env},
-            input="" if stdin is None else json.dumps(stdin),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=timeout,

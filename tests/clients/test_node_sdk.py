@@ -68,7 +68,7 @@ def bodies() -> list[dict[str, Any]]:
 def done(node_modules: Path, served_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """What came of every case, by its name and API. One process sends them all."""
     node = Node(node_modules, tmp_path_factory.mktemp("sdk"))
-    came = json.loads(node.run(PROGRAM, served_url, stdin=bodies()))
+    came = node.run(PROGRAM, served_url, bodies())
     names = [(name, api) for name in CASES for api in ("chat", "responses")]
     return dict(zip(names, came, strict=True))
 

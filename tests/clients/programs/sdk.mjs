@@ -1,4 +1,4 @@
-// Sends each body of standard input with OpenAI's Node SDK, whole and streamed, and prints what came of it.
+// Sends each body of a file with OpenAI's Node SDK, whole and streamed, and prints what came of it.
 // A case is {"api": "chat" | "responses", "body": {…}}.
 import { readFileSync } from "node:fs";
 import OpenAI from "openai";
@@ -28,7 +28,7 @@ async function responses(body) {
   return { whole, events, final: await stream.finalResponse(), snapshots };
 }
 
-const cases = JSON.parse(readFileSync(0, "utf8"));
+const cases = JSON.parse(readFileSync(process.argv[3], "utf8"));
 const done = [];
 for (const { api, body } of cases) done.push(await { chat, responses }[api](body));
 console.log(JSON.stringify(done));
