@@ -318,6 +318,11 @@ def call_extras(message: Message) -> JsonObject:
     name = called_function(message)
     if name is None or not _BUILT_IN.fullmatch(name):
         return {}
+    return {"extra_content": {"harmony": call_header(message)}}
+
+
+def call_header(message: Message) -> JsonObject:
+    """The header of a call, as `extra_content` has it."""
     header: JsonObject = {
         "recipient": message.recipient,
         "channel": message.channel,
@@ -325,7 +330,7 @@ def call_extras(message: Message) -> JsonObject:
     }
     if message.recipient_place != "role":
         header["recipient_place"] = message.recipient_place
-    return {"extra_content": {"harmony": header}}
+    return header
 
 
 def _conversation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from gptoss_jax.answers.sample import Sample, ScoredToken, ToolCall
+from gptoss_jax.answers.sample import BuiltInCall, Sample, ScoredToken, ToolCall
 
 if TYPE_CHECKING:
     from harmony import Message
@@ -68,6 +68,24 @@ class ToolCallReady:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class BuiltInCallReady:
+    """A call of a built-in tool is complete. `message` is its index in `Sample.messages`."""
+
+    sample: int
+    call: BuiltInCall
+    message: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BuiltInCallDone:
+    """The call of a built-in tool has been run, and has its result."""
+
+    sample: int
+    call: BuiltInCall
+    message: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
     """A sample is complete. This is its last event."""
 
@@ -76,4 +94,4 @@ class Finished:
 
 
 Delta = ReasoningDelta | PreambleDelta | TextDelta
-StreamEvent = Delta | ToolCallDelta | ToolCallReady | Finished
+StreamEvent = Delta | ToolCallDelta | ToolCallReady | BuiltInCallReady | BuiltInCallDone | Finished

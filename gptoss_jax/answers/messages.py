@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from harmony import Cursor, Role, TextContent
+from harmony import Author, Cursor, HarmonyError, Message, Role, TextContent
 
 if TYPE_CHECKING:
-    from harmony import HarmonyEncoding, Message
+    from harmony import HarmonyEncoding
 
 Kind = Literal["reasoning", "preamble", "text", "call"]
 """The chain of thought; text for the user before tool calls; the answer; a tool call."""
@@ -32,6 +32,26 @@ def kind_of(message: Message) -> Kind | None:
 def text_of(message: Message) -> str:
     """The text of a message."""
     return "".join(part.text for part in message.content if isinstance(part, TextContent))
+
+
+def renderable(message: Message, encoding: HarmonyEncoding) -> Message:
+    """The message, or one with the same text and a valid header if its own cannot be rendered.
+
+    A model can sample any header. An invalid one must not end the conversation.
+    """
+    try:
+        encoding.render(message)
+        if message.is_call:
+            author = Author(role=Role.TOOL, name=message.recipient)
+            encoding.render(Message.from_author_and_content(author, ""))
+    except HarmonyError:
+        plain = Message(
+            author=Author(role=Role.ASSISTANT),
+            content=[TextContent(text=text_of(message))],
+            channel="commentary" if message.is_call else "analysis",
+        )
+        return plain.with_recipient("functions.unknown") if message.is_call else plain
+    return message
 
 
 def count_reasoning(tokens: Iterable[int], encoding: HarmonyEncoding) -> int:

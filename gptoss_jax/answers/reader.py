@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gptoss_jax.answers.events import (
+    BuiltInCallDone,
+    BuiltInCallReady,
     Delta,
     Finished,
     PreambleDelta,
@@ -18,7 +20,15 @@ from gptoss_jax.answers.events import (
     ToolCallReady,
 )
 from gptoss_jax.answers.messages import Kind, count_reasoning, kind_of, text_of
-from gptoss_jax.answers.sample import AnswerReason, Sample, ScoredToken, ToolCall, Usage, call_id
+from gptoss_jax.answers.sample import (
+    AnswerReason,
+    BuiltInCall,
+    Sample,
+    ScoredToken,
+    ToolCall,
+    Usage,
+    call_id,
+)
 from gptoss_jax.engine.request import Update
 from harmony import (
     ContentDelta,
@@ -79,6 +89,8 @@ class SampleReader:
 
     Text that may begin a stop string is held back until the next tokens decide. The texts of the sample are
     joined from the texts of the events, so the two cannot differ.
+
+    A completion that ends in the call of a built-in tool may be a round of several: see `waiting`.
     """
 
     def __init__(
@@ -87,6 +99,7 @@ class SampleReader:
         request_id: str,
         sample: int = 0,
         stop: Sequence[str] = (),
+        built_in: Collection[str] = (),
         *,
         call_deltas: bool = False,
     ) -> None:
@@ -97,6 +110,8 @@ class SampleReader:
             request_id: the request's id, from which call ids are made.
             sample: which of the request's samples to read.
             stop: the request's stop strings. Text that may begin one of them is held back.
+            built_in: the tools that run beside the model. Calls of them are none that the caller sees as a
+                `ToolCall`.
             call_deltas: True tells of the arguments of functions as they come, as `ToolCallDelta`. Calls of
                 built-in tools come whole all the same: their items say more of the header.
         """
@@ -104,14 +119,49 @@ class SampleReader:
         self._request_id = request_id
         self._sample = sample
         self._stop = stop
+        self._built_in = built_in
         self._call_deltas = call_deltas
-        self._parser = RecoveringParser(encoding)
-        self._cursor = Cursor(encoding)
-        self._open: _OpenMessage | None = None
+        self._begin_round()
         self._texts: dict[Kind, list[str]] = {kind: [] for kind in _DELTAS}  # the texts of the events
         self._calls: list[ToolCall] = []
         self._text_tokens: list[list[ScoredToken]] = []  # for each message
+        self._messages: list[Message] = []  # of the rounds that have ended, with the results
+        self._built_in_calls: dict[int, BuiltInCall] = {}
+        self._completions: list[Completion] = []
+        self._diagnostics: list[Diagnostic] = []
+        self._usages: list[Usage] = []
+        self._waits = False
+
+    def _begin_round(self) -> None:
+        self._parser = RecoveringParser(self._encoding)
+        self._cursor = Cursor(self._encoding)
+        self._open: _OpenMessage | None = None
         self._holds_all = False  # True for the last tokens, which may contain text after the stop string
+
+    @property
+    def usage(self) -> Usage:
+        """The token counts of the rounds that have ended."""
+        return sum(self._usages, Usage())
+
+    @property
+    def waiting(self) -> BuiltInCall | None:
+        """The call that ends the round, if it is to be run: `add_result`. None if there is none."""
+        return self._built_in_calls[len(self._messages) - 1] if self._waits else None
+
+    def add_result(self, result: Message, *, failed: bool = False) -> list[StreamEvent]:
+        """Adds what the tool answered to the call that waits. `read` then reads the next round."""
+        number = len(self._messages) - 1
+        call = dataclasses.replace(self._built_in_calls[number], result=result, failed=failed)
+        self._built_in_calls[number] = call
+        self._messages.append(result)
+        self._text_tokens.append([])
+        self._waits = False
+        self._begin_round()
+        return [BuiltInCallDone(self._sample, call, number)]
+
+    def end(self) -> Finished:
+        """The last event of a sample that a limit ends after a result."""
+        return Finished(self._sample, self._result("length", None))
 
     def read(self, update: Update) -> list[StreamEvent]:
         """Returns the events of an update, possibly none."""
@@ -139,11 +189,13 @@ class SampleReader:
                 recipient=event.recipient,
                 content_type=event.content_type,
             )
-            self._open = _OpenMessage(event.number, kind_of(header))
+            number = len(self._messages) + event.number
+            self._open = _OpenMessage(number, kind_of(header))
             self._text_tokens.append([])
-            if self._call_deltas and self._open.kind == "call" and not call_extras(header):
+            is_function = not call_extras(header) and not self._is_built_in(header)
+            if self._call_deltas and self._open.kind == "call" and is_function:
                 self._open.header = header
-                yield ToolCallDelta(self._sample, "", event.number, header=header)
+                yield ToolCallDelta(self._sample, "", number, header=header)
         elif isinstance(event, ContentDelta) and self._open is not None:
             self._open.held.append(event.text)
             self._open.length += len(event.text)
@@ -151,7 +203,11 @@ class SampleReader:
                 yield from self._emit(self._open, _may_begin("".join(self._open.held), self._stop))
         elif isinstance(event, MessageFinished) and self._open is not None:
             yield from self._emit(self._open)
-            if self._open.kind == "call":
+            number = self._open.number
+            if self._open.kind == "call" and self._is_built_in(event.message):
+                self._built_in_calls[number] = BuiltInCall(event.message)
+                yield BuiltInCallReady(self._sample, self._built_in_calls[number], number)
+            elif self._open.kind == "call":
                 call = ToolCall(
                     id=call_id(self._request_id, self._sample, len(self._calls)),
                     name=called_function(event.message) or "",
@@ -159,8 +215,11 @@ class SampleReader:
                     message=event.message,
                 )
                 self._calls.append(call)
-                yield ToolCallReady(self._sample, call, event.number)
+                yield ToolCallReady(self._sample, call, number)
             self._open = None
+
+    def _is_built_in(self, call: Message) -> bool:
+        return (call.recipient or "").partition(".")[0] in self._built_in
 
     def _emit(self, message: _OpenMessage, keep: int = 0) -> Iterator[StreamEvent]:
         """Yields the text of a message that was held back, without its last `keep` characters."""
@@ -190,15 +249,15 @@ class SampleReader:
         yield from self._feed(tokens[:last], scores and scores[:last])
         before_last = self._open.length if self._open is not None else 0
         yield from self._feed(tokens[last:], scores and scores[last:])
-        before_end, cut = self._parser.completion, self._open
+        before_end, cut, base = self._parser.completion, self._open, len(self._messages)
         self._holds_all = True
         ending = self._parser.finish()
         parsed = self._parser.completion
         if completion.stop is not None and cut is not None:
-            message = parsed.messages[cut.number]
+            message = parsed.messages[cut.number - base]
             text = text_of(message)
             end = max(_find_stop(text, completion.stop, before_last), cut.emitted)
-            parsed.messages[cut.number] = message.model_copy(
+            parsed.messages[cut.number - base] = message.model_copy(
                 update={"content": [TextContent(text=text[:end])]}
             )
         for event in ending:
@@ -210,38 +269,57 @@ class SampleReader:
                 yield from self._translate(event)
         by_model = completion.finish_reason == "stop" and completion.stop is None
         diagnostics = (parsed if by_model and not has_stop_token else before_end).diagnostics
-        sample = self._result(completion, parsed.messages, diagnostics)
-        yield Finished(self._sample, sample)
-
-    def _result(
-        self, completion: Completion, messages: list[Message], diagnostics: list[Diagnostic]
-    ) -> Sample:
+        self._end_round(completion, parsed.messages, diagnostics)
         reason: AnswerReason = completion.finish_reason
-        if reason == "stop" and completion.grammar_complete is False:
+        if reason == "stop" and (completion.grammar_complete is False or self._waits):
             reason = "length"
         elif reason == "stop" and self._calls:
             reason = "tool_calls"
+        yield Finished(self._sample, self._result(reason, completion.stop))
+
+    def _end_round(
+        self, completion: Completion, messages: list[Message], diagnostics: list[Diagnostic]
+    ) -> None:
+        base = len(self._messages)
+        last = base + len(messages) - 1
+        whole = completion.finish_reason == "stop" and completion.grammar_complete is not False
+        self._waits = whole and not self._calls and last in self._built_in_calls
+        for number, message in enumerate(messages, base):
+            if message.is_call and self._is_built_in(message):  # also one that was cut
+                self._built_in_calls.setdefault(number, BuiltInCall(message))
+        self._messages += messages
+        self._completions.append(completion)
+        self._diagnostics += diagnostics
+        self._usages.append(
+            Usage(
+                prompt_tokens=completion.prompt_tokens,
+                cached_tokens=completion.cached_tokens,
+                generated_tokens=len(completion.tokens),
+                reasoning_tokens=count_reasoning(completion.tokens, self._encoding),
+            )
+        )
+
+    def _result(self, reason: AnswerReason, stop: str | None) -> Sample:
+        with_logprobs = self._completions[-1].logprobs is not None
+        scores = (scores for completion in self._completions for scores in completion.logprobs or ())
         return Sample(
             index=self._sample,
-            tokens=completion.tokens,
-            messages=messages,
+            tokens=[token for completion in self._completions for token in completion.tokens],
+            messages=list(self._messages),
             text="".join(self._texts["text"]),
             reasoning="".join(self._texts["reasoning"]),
             preamble="".join(self._texts["preamble"]),
             tool_calls=self._calls,
             finish_reason=reason,
-            stop=completion.stop,
-            diagnostics=diagnostics,
-            logprobs=completion.logprobs,
-            text_tokens=None if completion.logprobs is None else self._text_tokens,
-            complete=completion.grammar_complete,
-            usage=Usage(
-                prompt_tokens=completion.prompt_tokens,
-                cached_tokens=completion.cached_tokens,
-                generated_tokens=len(completion.tokens),
-                reasoning_tokens=count_reasoning(completion.tokens, self._encoding),
-            ),
+            stop=stop,
+            diagnostics=list(self._diagnostics),
+            logprobs=tuple(scores) if with_logprobs else None,
+            text_tokens=self._text_tokens if with_logprobs else None,
+            complete=self._completions[-1].grammar_complete,
+            usage=self.usage,
             request_id=self._request_id,
+            built_in_calls=dict(self._built_in_calls),
+            rounds=tuple(self._usages),
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from harmony import Role
 from harmony.openai_formats import chat_message_from
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ AnswerReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 "stop": the model ended its turn, or a stop string or stop token of the request ended it.
 "tool_calls": the model ended its turn with tool calls.
-"length": a limit cut the sample. Under a grammar also if anything else ended it before the constrained text
-was complete; so with "stop" and "tool_calls" the text is valid.
+"length": a limit cut the sample, or kept a call from being run. Under a grammar also if anything else ended
+it before the constrained text was complete; so with "stop" and "tool_calls" the text is valid.
 "cancelled": the caller cancelled the request.
 """
 
@@ -44,6 +45,15 @@ class Usage:
         """`prompt_tokens` and `generated_tokens` together."""
         return self.prompt_tokens + self.generated_tokens
 
+    def __add__(self, other: Usage) -> Usage:
+        """Both together."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.generated_tokens + other.generated_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
@@ -62,6 +72,20 @@ class ToolCall:
 
 
 @dataclasses.dataclass(frozen=True)
+class BuiltInCall:
+    """A call of a tool that runs beside the model, as part of the sample.
+
+    message: the call as a harmony message.
+    result: the tool's answer; None if the call was cut, or not run.
+    failed: whether the tool gave no answer, and `result` says why.
+    """
+
+    message: Message
+    result: Message | None = None
+    failed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class ScoredToken:
     """A token of an answer's text, with its log-probabilities."""
 
@@ -71,16 +95,18 @@ class ScoredToken:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One completion of a prompt, parsed.
+    """One completion of a prompt, parsed; or several with calls of built-in tools between them: rounds.
 
     index: which of the request's n samples it is, from 0.
     tokens: the generated tokens, the stop token included.
-    messages: the harmony messages of the completion. Malformed harmony is recovered.
+    messages: the harmony messages of the completion. Malformed harmony is recovered. The answers of built-in
+        tools stand behind their calls.
     text: the answer: the text of the `final` messages, with blank lines between them.
     reasoning: the raw chain of thought. Do not show it to end users.
     preamble: what the model says to the user before it calls functions: `commentary` messages without a
         recipient.
-    tool_calls: the complete tool calls. One that was cut is in `messages` only.
+    tool_calls: the complete calls of functions, which the caller runs. One that was cut is in `messages`
+        only.
     finish_reason: "stop", "length", "tool_calls" or "cancelled": see `AnswerReason`.
     stop: the stop string that ended the sample; None for other reasons. Texts and messages end before it,
         `tokens` may contain it.
@@ -89,8 +115,10 @@ class Sample:
     text_tokens: for each message, the tokens of its text with their log-probabilities; an empty list for
         messages that are neither answer nor preamble. None if the request has no `logprobs`.
     complete: True if the text under the grammar is complete, False if it was cut; None without a grammar.
-    usage: the token counts.
+    usage: the token counts, those of all rounds added up.
     request_id: the id of the request, which call ids are made from.
+    built_in_calls: the calls of built-in tools, by their indices in `messages`.
+    rounds: the token counts of each round.
     """
 
     index: int
@@ -108,11 +136,38 @@ class Sample:
     complete: bool | None
     usage: Usage
     request_id: str
+    built_in_calls: Mapping[int, BuiltInCall]
+    rounds: tuple[Usage, ...]
+
+    @property
+    def told_messages(self) -> list[Message]:
+        """The messages without the calls of built-in tools, and their results."""
+        hidden = self.built_in_calls
+        return [
+            message
+            for number, message in enumerate(self.messages)
+            if message.author.role is Role.ASSISTANT and number not in hidden
+        ]
+
+    @property
+    def turn(self) -> list[Message]:
+        """The messages of the model, and behind calls of built-in tools their results.
+
+        Messages of other roles are left out: the model has made them up.
+        """
+        turn = []
+        for number, message in enumerate(self.messages):
+            if message.author.role is Role.ASSISTANT:
+                turn.append(message)
+            call = self.built_in_calls.get(number)
+            if call is not None and call.result is not None:
+                turn.append(call.result)
+        return turn
 
     def chat_message(self) -> JsonObject:
         """Returns the sample as an assistant message of Chat Completions, for the next request's messages."""
         return chat_message_from(
-            self.messages, call_id=lambda index: call_id(self.request_id, self.index, index)
+            self.told_messages, call_id=lambda index: call_id(self.request_id, self.index, index)
         )
 
 
@@ -125,12 +180,13 @@ def usage_of(samples: Sequence[Sample]) -> Usage:
     """The usage of all samples of one prompt.
 
     The prompt's tokens count once, the generated tokens of all samples are added up. Only those prompt tokens
-    count as cached that were cached for every sample.
+    count as cached that were cached for every sample. Later rounds have prompts of their own: all count.
     """
-    usages = [sample.usage for sample in samples]
-    return Usage(
-        prompt_tokens=max((usage.prompt_tokens for usage in usages), default=0),
-        cached_tokens=min((usage.cached_tokens for usage in usages), default=0),
-        generated_tokens=sum(usage.generated_tokens for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    firsts = [sample.rounds[0] for sample in samples]
+    total = Usage(
+        prompt_tokens=max((usage.prompt_tokens for usage in firsts), default=0),
+        cached_tokens=min((usage.cached_tokens for usage in firsts), default=0),
+        generated_tokens=sum(usage.generated_tokens for usage in firsts),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in firsts),
     )
+    return sum((usage for sample in samples for usage in sample.rounds[1:]), total)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gptoss_jax.chat.backend import Answer, ChatMessage, Piece
 from gptoss_jax.chat.errors import ChatError, one_line
 from gptoss_jax.engine.request import RequestError
-from gptoss_jax.llm import EngineStopped, Finished, ReasoningDelta, ToolCallReady
+from gptoss_jax.llm import EngineStopped, Finished, PreambleDelta, ReasoningDelta, TextDelta
 
 if TYPE_CHECKING:
     from gptoss_jax.engine.request import SamplingParams
@@ -47,7 +47,7 @@ class LocalBackend:
                         yield _whole(event.result)
                     elif isinstance(event, ReasoningDelta):
                         yield Piece("reasoning", event.text)
-                    elif not isinstance(event, ToolCallReady):
+                    elif isinstance(event, PreambleDelta | TextDelta):
                         text = event.text[len(event.separator) :]
                         begins = last not in (None, event.message)
                         last = event.message

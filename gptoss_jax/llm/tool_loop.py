@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gptoss_jax.answers import ToolCall, text_of
+from gptoss_jax.answers import ToolCall, renderable
 from gptoss_jax.llm.results import Generation, ToolRun
-from harmony import Author, Conversation, HarmonyError, Message, Role, TextContent
+from harmony import Conversation, Message, Role
 
 if TYPE_CHECKING:
     from harmony import HarmonyEncoding
@@ -32,10 +32,13 @@ class ToolLoop:
         sample = generation.sample
         for message in sample.messages:
             if message.author.role is Role.ASSISTANT:
-                self._messages.append(self._renderable(message))
+                self._messages.append(renderable(message, self._encoding))
         if sample.finish_reason != "tool_calls":
             return ()
-        return [ToolCall(c.id, c.name, c.arguments, self._renderable(c.message)) for c in sample.tool_calls]
+        return [
+            ToolCall(c.id, c.name, c.arguments, renderable(c.message, self._encoding))
+            for c in sample.tool_calls
+        ]
 
     def add_result(self, result: Message) -> None:
         """Adds the result of a call."""
@@ -44,22 +47,3 @@ class ToolLoop:
     def finish(self, generation: Generation) -> ToolRun:
         """The result, after the last round."""
         return ToolRun(self.conversation, generation, self._rounds)
-
-    def _renderable(self, message: Message) -> Message:
-        """The message, or one with the same text and a valid header if its own cannot be rendered.
-
-        A model can sample any header. An invalid one must not end the conversation.
-        """
-        try:
-            self._encoding.render(message)
-            if message.is_call:
-                author = Author(role=Role.TOOL, name=message.recipient)
-                self._encoding.render(Message.from_author_and_content(author, ""))
-        except HarmonyError:
-            plain = Message(
-                author=Author(role=Role.ASSISTANT),
-                content=[TextContent(text=text_of(message))],
-                channel="commentary" if message.is_call else "analysis",
-            )
-            return plain.with_recipient("functions.unknown") if message.is_call else plain
-        return message

@@ -10,7 +10,7 @@ from gptoss_jax.openai_api.errors import ApiError, error_object
 from gptoss_jax.openai_api.fields import PATHS, UnknownField
 from gptoss_jax.openai_api.json_text import parse_object
 from gptoss_jax.openai_api.objects import chat_completion
-from gptoss_jax.openai_api.request import Context, Prepared, prepare
+from gptoss_jax.openai_api.request import Context, Prepared, Rounds, prepare
 from gptoss_jax.openai_api.response_object import ResponseMaker, response
 from gptoss_jax.openai_api.response_stream import ResponseStream
 
@@ -22,6 +22,7 @@ __all__ = [
     "Prepared",
     "ResponseMaker",
     "ResponseStream",
+    "Rounds",
     "UnknownField",
     "chat_completion",
     "error_object",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gptoss_jax.answers import (
+    BuiltInCallDone,
+    BuiltInCallReady,
     Finished,
     ReasoningDelta,
     Sample,
@@ -78,6 +80,8 @@ class ChatStream:
             if event.message in self._choices[event.sample].calls:
                 return []
             return [self._call(event.sample, event.call.message, event.message)]
+        if isinstance(event, BuiltInCallReady | BuiltInCallDone):
+            return []
         if isinstance(event, ReasoningDelta):
             if not self._with_reasoning:
                 return []
@@ -103,7 +107,7 @@ class ChatStream:
         cut = [
             (message, number)
             for number, message in enumerate(sample.messages)
-            if kind_of(message) == "call" and number not in choice.calls
+            if kind_of(message) == "call" and number not in choice.calls | sample.built_in_calls.keys()
         ]
         chunks = [self._call(sample.index, message, number) for message, number in cut]
         return [*chunks, self._chunk(sample.index, {}, finish_reason=sample.finish_reason)]

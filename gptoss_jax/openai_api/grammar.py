@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptoss_jax.engine.grammar.spec import (
@@ -20,10 +20,13 @@ from harmony.openai_formats import BodyForm
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def completion_grammar(answer: Document | None, body: Mapping[str, Any], form: BodyForm) -> Grammar | None:
+def completion_grammar(
+    answer: Document | None, body: Mapping[str, Any], form: BodyForm, recipients: Sequence[str] = ()
+) -> Grammar | None:
     """What a body asks to be enforced: the grammar of a completion. None if nothing is.
 
     answer: what its answer must be; None for any text.
+    recipients: the built-in tools that may be called, as headers name them.
 
     Enforced besides are the arguments of functions with `strict: true`, and a `tool_choice` that is
     "required" or names a function. Where a grammar is needed at all, the arguments of other functions must be
@@ -53,9 +56,9 @@ def completion_grammar(answer: Document | None, body: Mapping[str, Any], form: B
             arguments = schema_document(schema, f"{place}.parameters")
         functions.append(Function(function["name"], arguments))
     if choice == "required" or (isinstance(choice, Mapping) and choice.get("type") == "function"):
-        if not functions:
+        if not functions and not recipients:
             raise GrammarError("tool_choice asks for a call: tools has no function to call")
-        return Grammar(answer, tuple(functions), "required")
+        return Grammar(answer, tuple(functions), "required", tuple(recipients))
     if answer is None and not any_strict:
         return None
-    return Grammar(answer, tuple(functions))
+    return Grammar(answer, tuple(functions), tools=tuple(recipients))

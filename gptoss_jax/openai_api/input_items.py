@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gptoss_jax.openai_api.errors import ApiError
+from gptoss_jax.openai_api.built_in import CODE, ITEM_TYPES
+from gptoss_jax.openai_api.errors import ApiError, bad_value
 
 Items = list[dict[str, Any]]
 
@@ -22,7 +24,7 @@ def items_of(given: object) -> Items | None:
 
 
 def opened(items: Items, unseal: Callable[[str, str], str]) -> Items:
-    """The items, those of reasoning that have no text with the text that was encrypted.
+    """The items, those without what was encrypted with it: the text of reasoning, a built-in tool's call.
 
     `unseal` is called with what is encrypted and the name of its field.
 
@@ -32,11 +34,65 @@ def opened(items: Items, unseal: Callable[[str, str], str]) -> Items:
     read = []
     for index, item in enumerate(items):
         sealed = item.get("encrypted_content")
+        is_call = item.get("type") in ITEM_TYPES and not item.get("extra_content")
+        if is_call and isinstance(sealed, str):
+            text = unseal(sealed, f"input[{index}].encrypted_content")
+            item = {**item, "extra_content": {"harmony": json.loads(text)}}
         if item.get("type") == "reasoning" and isinstance(sealed, str) and not item.get("content"):
             text = unseal(sealed, f"input[{index}].encrypted_content")
             item = {**item, "content": [{"type": "reasoning_text", "text": text}]}
         read.append(item)
     return read
+
+
+def with_calls(items: Items) -> Items:
+    """The items, those of built-in tools' calls as calls of functions and their results.
+
+    A call that does not say what it was and what came of it is left out, as reasoning without text is.
+
+    Raises:
+        ApiError: what an item says of its call is not what it must be.
+    """
+    read = []
+    for index, item in enumerate(items):
+        if item.get("type") in ITEM_TYPES:
+            read += _call_and_result(item, index)
+        else:
+            read.append(item)
+    return read
+
+
+def _call_and_result(item: dict[str, Any], index: int) -> Items:
+    field = f"input[{index}]"
+    extras = item.get("extra_content")
+    header = extras.get("harmony") if isinstance(extras, Mapping) else None
+    if isinstance(header, Mapping):
+        header = dict(header)
+        given, output = header.pop("input", None), header.pop("output", None)
+    elif item["type"] == CODE:
+        header = {"recipient": "python", "channel": "analysis", "content_type": "code"}
+        given, output = item.get("code"), _logs(item.get("outputs"))
+    else:
+        return []
+    if given is None or output is None:
+        return []
+    id = item.get("id")
+    call_id = id if isinstance(id, str) else field
+    name = header.get("recipient")
+    if not isinstance(name, str):
+        raise bad_value(f"{field}.extra_content.harmony.recipient", name, "the tool that was called")
+    call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": given}
+    return [
+        {**call, "extra_content": {"harmony": header}},
+        {"type": "function_call_output", "call_id": call_id, "output": output},
+    ]
+
+
+def _logs(outputs: object) -> str | None:
+    """The texts of a code interpreter's outputs; None if they are not there."""
+    if not isinstance(outputs, list):
+        return None
+    return "".join(str(part.get("logs", "")) for part in outputs if isinstance(part, Mapping))
 
 
 def listed(items: Items, unique: str) -> Items:

@@ -68,7 +68,7 @@ def _choice(
     sample: Sample, encoding: HarmonyEncoding, unique: str, samples: int, with_reasoning: bool
 ) -> dict[str, Any]:
     message = chat_message_from(
-        sample.messages, call_id=lambda call: chat_call_id(unique, sample.index, samples, call)
+        sample.told_messages, call_id=lambda call: chat_call_id(unique, sample.index, samples, call)
     )
     if not with_reasoning:
         message.pop("reasoning", None)

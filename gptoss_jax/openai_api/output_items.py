@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gptoss_jax.answers import Sample, kind_of, text_of
+from gptoss_jax.openai_api.built_in import ITEM_TYPES, call_item, carried
 from gptoss_jax.openai_api.logprobs import logprob_entries
 from harmony.openai_formats import responses_output_from
 
 if TYPE_CHECKING:
-    from gptoss_jax.answers import ScoredToken
+    from gptoss_jax.answers import BuiltInCall, ScoredToken
     from harmony import HarmonyEncoding, Message
 
 Seal = Callable[[str], str]
@@ -25,12 +27,16 @@ class ItemMaker:
     unique: what the items' ids are made of.
     with_reasoning: whether the chain of thought stands in its items as text.
     seal: what makes the `encrypted_content` of reasoning items; None for items without it.
+    with_outputs: whether calls of the code interpreter have their outputs.
+
+    What built-in tools were told and answered is seen where the chain of thought is.
     """
 
     encoding: HarmonyEncoding
     unique: str
     with_reasoning: bool = True
     seal: Seal | None = None
+    with_outputs: bool = False
 
     def is_shown(self, message: Message) -> bool:
         """Whether a message becomes an item.
@@ -64,20 +70,40 @@ class ItemMaker:
                 item["encrypted_content"] = self.seal(text_of(message))
         return item
 
+    def built_in_item(self, call: BuiltInCall, number: int) -> dict[str, Any]:
+        """The item of a built-in tool's call, the `number`-th message of a response.
+
+        Its `extra_content` is what the next request needs of it, its `encrypted_content` the same, encrypted.
+        """
+        item = call_item(
+            call, number, self.unique, is_shown=self.with_reasoning, with_outputs=self.with_outputs
+        )
+        extra = carried(call)
+        if extra is not None and self.with_reasoning:
+            item["extra_content"] = {"harmony": extra}
+        if extra is not None and self.seal is not None:
+            item["encrypted_content"] = self.seal(json.dumps(extra))
+        return item
+
     def items(self, sample: Sample) -> list[dict[str, Any]]:
         """The items of a sample. That of a message at which the sample was cut is the last one."""
         scored = sample.text_tokens or [[] for _ in sample.messages]
-        items = [
-            self.item(message, number, tokens)
-            for number, (message, tokens) in enumerate(zip(sample.messages, scored, strict=True))
-            if self.is_shown(message)
-        ]
+        items = []
+        for number, (message, tokens) in enumerate(zip(sample.messages, scored, strict=True)):
+            call = sample.built_in_calls.get(number)
+            if call is not None:
+                items.append(self.built_in_item(call, number))
+            elif self.is_shown(message):
+                items.append(self.item(message, number, tokens))
         return with_status(items, sample)
 
 
 def with_status(items: list[dict[str, Any]], sample: Sample) -> list[dict[str, Any]]:
-    """The items, the last of them "incomplete" if the sample was cut."""
-    if items and not is_whole(sample):
+    """The items, the last of them "incomplete" if the sample was cut.
+
+    A call of a built-in tool has its own status.
+    """
+    if items and not is_whole(sample) and items[-1]["type"] not in ITEM_TYPES:
         items[-1]["status"] = "incomplete"
     return items
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gptoss_jax.engine import Request, RequestError, SamplingParams
@@ -13,14 +13,15 @@ from gptoss_jax.openai_api.answer_format import AnswerFormat, answer_format
 from gptoss_jax.openai_api.errors import ApiError, bad_value, read_flag
 from gptoss_jax.openai_api.fields import UnknownField, check_fields, unknown_field_error
 from gptoss_jax.openai_api.grammar import completion_grammar
+from gptoss_jax.openai_api.input_items import items_of, with_calls
 from gptoss_jax.openai_api.rendering import History, render_prompt, with_header_guard
 from gptoss_jax.openai_api.sampling import asks_for_endless_reasoning, sampling_from
 from gptoss_jax.openai_api.tools import tools_from_body
-from harmony import Conversation, HarmonyError
+from harmony import Conversation, HarmonyError, SystemContent
 from harmony.openai_formats import BodyForm, conversation_from_body
 
 if TYPE_CHECKING:
-    from harmony import HarmonyEncoding
+    from harmony import HarmonyEncoding, ToolNamespaceConfig
 
 
 class RequestChecker(Protocol):
@@ -46,6 +47,8 @@ class Context:
         fit behind the prompt; None for no limit.
     header_guard: True lets headers of answers name only the tools and channels that a body declares; False
         leaves headers free.
+    built_in: the tools that run beside the model, by name, as the system message declares them; a body asks
+        for them by their types.
     """
 
     engine: RequestChecker
@@ -58,15 +61,34 @@ class Context:
     ignore_unknown_tools: bool = dataclasses.field(default=False, kw_only=True)
     header_guard: bool = dataclasses.field(default=True, kw_only=True)
     reasoning_share: float | None = dataclasses.field(default=None, kw_only=True)
+    built_in: Mapping[str, ToolNamespaceConfig] = dataclasses.field(default_factory=dict, kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """What the rounds of a request need that follow calls of built-in tools.
+
+    tools: the names of the tools that the model may call.
+    conversation, history: what the first round's prompt was made of.
+    calling, answering: the constraints on sampling where further calls of these tools are possible, and where
+        none is. In neither of them a call is required: there was one.
+    """
+
+    tools: tuple[str, ...]
+    conversation: Conversation
+    history: History
+    calling: SamplingParams
+    answering: SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A good body, and its request.
 
-    body: as it came. tools: the functions that it declares, without tools that were left out.
+    body: as it came. tools: those that it declares, without tools that were left out.
     with_reasoning: whether the answer is to have the chain of thought.
     unknown: its fields that nothing here knows.
+    rounds: None if the model may call no built-in tool.
     """
 
     form: BodyForm
@@ -75,6 +97,7 @@ class Prepared:
     request: Request
     with_reasoning: bool = True
     unknown: tuple[UnknownField, ...] = ()
+    rounds: Rounds | None = None
 
 
 def prepare(
@@ -88,7 +111,9 @@ def prepare(
     Raises:
         ApiError: anything about the body that keeps it from being answered.
     """
-    tools = tools_from_body(body, form, ignore_unknown=context.ignore_unknown_tools)
+    tools = tools_from_body(
+        body, form, ignore_unknown=context.ignore_unknown_tools, built_in=context.built_in
+    )
     unknown = check_fields({**body, "tools": tools.given}, form)
     if unknown and context.strict:
         raise unknown_field_error(unknown[0])
@@ -97,13 +122,19 @@ def prepare(
     asked: AnswerFormat | None = None
     try:
         asked = answer_format(body, form)
-        read = {**body, "tools": tools.allowed, "tool_choice": tools.choice, **_format_shown(asked, form)}
+        read = {**_with_calls(body, form), "tools": tools.allowed, "tool_choice": tools.choice}
+        read |= _format_shown(asked, form)
         conversation = _conversation(read, form, context)
-        prompt = render_prompt(conversation, context.encoding, _history(body, context))
-        grammar = completion_grammar(None if asked is None else asked.document, read, form)
-        sampling = dataclasses.replace(sampling, grammar=grammar)
-        if context.header_guard:
-            sampling = with_header_guard(sampling, conversation)
+        _declare(tools.built_in, conversation, context)
+        history = _history(body, context)
+        prompt = render_prompt(conversation, context.encoding, history)
+        rounds = None
+        if tools.built_in:
+            later = {**read, "tool_choice": "auto"}
+            calling = _constrained(sampling, asked, later, form, tools.built_in, conversation, context)
+            answering = _constrained(sampling, asked, later, form, (), conversation, context)
+            rounds = Rounds(tools.built_in, conversation, history, calling, answering)
+        sampling = _constrained(sampling, asked, read, form, tools.built_in, conversation, context)
     except UnicodeEncodeError:
         raise ApiError(
             "invalid_request", "the text contains a lone surrogate, which is no character"
@@ -132,7 +163,48 @@ def prepare(
         raise ApiError(code, f"{field}: {_one_line(error)}", field) from None
     except RequestError as error:
         raise _invalid(error, body) from None
-    return Prepared(form, body, tools.given or [], request, with_reasoning, tuple(unknown))
+    return Prepared(form, body, list(tools.listed), request, with_reasoning, tuple(unknown), rounds)
+
+
+def _declare(names: Sequence[str], conversation: Conversation, context: Context) -> None:
+    """Adds built-in tools to the system message of a conversation, in the order of the context."""
+    system = conversation.messages[0].content[0]
+    assert isinstance(system, SystemContent)
+    for name, declaration in context.built_in.items():
+        if name in names:
+            system.with_tools(declaration)
+
+
+def _constrained(
+    sampling: SamplingParams,
+    asked: AnswerFormat | None,
+    body: Mapping[str, Any],
+    form: BodyForm,
+    built_in: Sequence[str],
+    conversation: Conversation,
+    context: Context,
+) -> SamplingParams:
+    """The sampling with the grammar that a body asks for, or else with the header guard.
+
+    `built_in`: those tools of the conversation that may be called.
+    """
+    recipients = [name for tool in built_in for name in _recipients(context.built_in[tool])]
+    grammar = completion_grammar(None if asked is None else asked.document, body, form, recipients)
+    sampling = dataclasses.replace(sampling, grammar=grammar)
+    if not context.header_guard:
+        return sampling
+    sampling = with_header_guard(sampling, conversation)
+    guard = sampling.header_guard
+    if guard is not None:
+        others = {name for tool in context.built_in.values() for name in _recipients(tool)} - set(recipients)
+        allowed = tuple(name for name in guard.recipients if name not in others)
+        sampling = dataclasses.replace(sampling, header_guard=dataclasses.replace(guard, recipients=allowed))
+    return sampling
+
+
+def _recipients(tool: ToolNamespaceConfig) -> list[str]:
+    """The recipients of a built-in tool's calls."""
+    return [f"{tool.name}.{function.name}" for function in tool.tools] or [tool.name]
 
 
 def _with_budget(sampling: SamplingParams, budget: int) -> SamplingParams:
@@ -151,6 +223,13 @@ def _format_shown(asked: AnswerFormat | None, form: BodyForm) -> dict[str, Any]:
     """The field of a body that shows the model the format of its answer."""
     shown = None if asked is None else asked.shown
     return {"response_format": shown} if form == "chat" else {"text": {"format": shown}}
+
+
+def _with_calls(body: Mapping[str, Any], form: BodyForm) -> Mapping[str, Any]:
+    """The body with the calls of built-in tools in its `input` as calls and results that harmony knows."""
+    given = body.get("input")
+    items = items_of(given) if form == "responses" and isinstance(given, list) else None
+    return body if items is None else {**body, "input": with_calls(items)}
 
 
 def _history(body: Mapping[str, Any], context: Context) -> History:

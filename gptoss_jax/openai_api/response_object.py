@@ -46,7 +46,9 @@ class ResponseMaker:
     @property
     def item_maker(self) -> ItemMaker:
         """What makes the items of its output."""
-        return ItemMaker(self.encoding, self.unique, self.prepared.with_reasoning, self.seal)
+        include = self.prepared.body.get("include") or ()
+        with_outputs = "code_interpreter_call.outputs" in include
+        return ItemMaker(self.encoding, self.unique, self.prepared.with_reasoning, self.seal, with_outputs)
 
     def whole(self, sample: Sample) -> dict[str, Any]:
         """The response of a sample that has ended, for whatever reason."""

@@ -6,6 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from gptoss_jax.answers import (
+    BuiltInCallDone,
+    BuiltInCallReady,
     Finished,
     PreambleDelta,
     ReasoningDelta,
@@ -13,12 +15,13 @@ from gptoss_jax.answers import (
     ToolCallReady,
     kind_of,
 )
+from gptoss_jax.openai_api.built_in import CODE
 from gptoss_jax.openai_api.logprobs import logprob_entries
 from gptoss_jax.openai_api.output_items import with_status
 from harmony import Message, Role
 
 if TYPE_CHECKING:
-    from gptoss_jax.answers import Sample, ScoredToken, StreamEvent
+    from gptoss_jax.answers import BuiltInCall, Sample, ScoredToken, StreamEvent
     from gptoss_jax.answers.events import Delta
     from gptoss_jax.openai_api.errors import ApiError
     from gptoss_jax.openai_api.response_object import ResponseMaker
@@ -64,6 +67,10 @@ class ResponseStream:
             return self._call_delta(event)
         if isinstance(event, ToolCallReady):
             return self._call(event.call.message, event.message)
+        if isinstance(event, BuiltInCallReady):
+            return self._begin_built_in(event.call, event.message)
+        if isinstance(event, BuiltInCallDone):
+            return self._end_built_in(event.call, event.message)
         return self._delta(event)
 
     def fail(self, error: ApiError) -> list[Event]:
@@ -150,10 +157,44 @@ class ResponseStream:
             events.append(self._event(kind, **self._open.place(), delta=delta.text))
         return events
 
+    def _begin_built_in(self, call: BuiltInCall, number: int) -> list[Event]:
+        """The events of a built-in tool's call but for those of its end."""
+        self._calls.add(number)
+        events = self._close()
+        item = {**self._items.built_in_item(call, number), "status": "in_progress"}
+        code = item.get("code")
+        if code is not None:
+            item["code"] = ""
+        place = {"output_index": len(self._done), "item_id": item["id"]}
+        kind = f"response.{item['type']}"
+        events.append(self._event("response.output_item.added", output_index=len(self._done), item=item))
+        events.append(self._event(f"{kind}.in_progress", **place))
+        if code is not None:
+            events.append(self._event(f"{kind}_code.delta", **place, delta=code))
+            events.append(self._event(f"{kind}_code.done", **place, code=code))
+        at_work = "interpreting" if item["type"] == CODE else "searching"
+        return [*events, self._event(f"{kind}.{at_work}", **place)]
+
+    def _end_built_in(self, call: BuiltInCall, number: int) -> list[Event]:
+        """The events with which the call of a built-in tool ends."""
+        item, index = self._items.built_in_item(call, number), len(self._done)
+        self._done.append(item)
+        events = []
+        if item["status"] == "completed":
+            kind = f"response.{item['type']}.completed"
+            events.append(self._event(kind, output_index=index, item_id=item["id"]))
+        return [*events, self._event("response.output_item.done", output_index=index, item=item)]
+
     def _finish(self, sample: Sample) -> list[Event]:
         events: list[Event] = []
         for number, message in enumerate(sample.messages):
-            if kind_of(message) == "call" and number not in self._calls:  # it was cut short
+            built_in = sample.built_in_calls.get(number)
+            if built_in is not None:
+                if built_in.result is None:  # it was cut short, or not run
+                    if number not in self._calls:
+                        events += self._begin_built_in(built_in, number)
+                    events += self._end_built_in(built_in, number)
+            elif kind_of(message) == "call" and number not in self._calls:  # it was cut short
                 events += self._call(message, number)
         events += self._close(sample)
         response = self._maker.ended(sample, with_status(self._done, sample))

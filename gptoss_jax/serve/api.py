@@ -82,6 +82,7 @@ class Api:
             header_guard=settings.header_guard,
             reasoning_share=settings.reasoning_share,
             ignore_unknown_tools=True,
+            built_in={tool.name: tool.declaration for tool in client.tools},
         )
 
     async def close(self) -> None:
@@ -137,7 +138,7 @@ class Api:
             "created": int(time.time()),
             "reasoning_field": self._settings.reasoning_field,
         }
-        generation = self._client.start(prepared.request)
+        generation = self._client.start(prepared.request, prepared.rounds)
         if delivery.stream:
             stream = ChatStream(
                 prepared, self._client.encoding, include_usage=delivery.include_usage, **names
@@ -175,7 +176,7 @@ class Api:
             previous_response_id=delivery.previous,
         )
         keeper = Keeper(store, maker, asked or [])
-        generation = self._client.start(prepared.request)
+        generation = self._client.start(prepared.request, prepared.rounds)
         if delivery.background:
             answer = await self._background.start(maker, generation, keeper)
             if delivery.stream:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gptoss_jax.serve.sealing import Sealer
     from gptoss_jax.serve.settings import ServerSettings
     from gptoss_jax.serve.store import ResponseStore
+    from gptoss_jax.tools import Tool
     from harmony import HarmonyEncoding
 
 
@@ -55,6 +56,7 @@ def create_app(
     store: ResponseStore | None = None,
     sealer: Sealer | None = None,
     extensions: Sequence[Extension] = (),
+    tools: Sequence[Tool] = (),
 ) -> Starlette:
     """The application in front of an engine, which belongs to it and is closed when it shuts down.
 
@@ -66,6 +68,7 @@ def create_app(
         store: keeps responses, and is closed as well; None keeps nothing.
         sealer: encrypts the chain of thought for clients that ask for it; None leaves it out.
         extensions: what is served besides.
+        tools: the built-in tools that requests may ask for.
 
     Returns:
         The application; its `state.client` is the `EngineClient`.
@@ -78,6 +81,8 @@ def create_app(
         name=settings.model,
         max_samples=settings.max_samples,
         max_seconds=settings.max_seconds,
+        tools=tools,
+        tool_limits=settings.tool_limits,
     )
     api = Api(client, settings, metrics, store, sealer)
 
@@ -90,6 +95,7 @@ def create_app(
             await extension.stop()
         client.close()
         await api.close()
+        await client.close_tools()
         if store is not None:
             store.close()
 

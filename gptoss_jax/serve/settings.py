@@ -6,6 +6,7 @@ import dataclasses
 
 from gptoss_jax.engine.request import SamplingParams
 from gptoss_jax.openai_api.rendering import History
+from gptoss_jax.serve.tool_loop import DEFAULT_LIMITS, ToolLimits
 
 MAX_BODY_BYTES = 16 << 20
 MAX_SAMPLES = 2048
@@ -30,6 +31,7 @@ class ServerSettings:
     max_body_bytes: the longest body of a request.
     max_samples: samples that run or wait at the same time; a request beyond them is told to come back later.
     max_seconds: how long a request may wait and run; then it ends as it is. None for no limit.
+    tool_limits: on what built-in tools do for one sample.
     """
 
     model: str = "gpt-oss"
@@ -46,3 +48,4 @@ class ServerSettings:
     max_body_bytes: int = MAX_BODY_BYTES
     max_samples: int = MAX_SAMPLES
     max_seconds: float | None = None
+    tool_limits: ToolLimits = DEFAULT_LIMITS

@@ -23,7 +23,12 @@ DATE = "2026-01-01"
 
 @contextlib.contextmanager
 def serving(
-    engine: Any, encoding: HarmonyEncoding, store: Any = None, sealer: Any = None, **settings: Any
+    engine: Any,
+    encoding: HarmonyEncoding,
+    store: Any = None,
+    sealer: Any = None,
+    tools: Any = (),
+    **settings: Any,
 ) -> Iterator[str]:
     """The address of a server in a thread of its own."""
     AppStatus.disable_automatic_graceful_drain()
@@ -31,7 +36,13 @@ def serving(
     named = {"model": "tiny", "date": DATE, **settings}
     statistics = getattr(engine, "statistics", None)
     app = create_app(
-        engine, encoding, ServerSettings(**named), statistics=statistics, store=store, sealer=sealer
+        engine,
+        encoding,
+        ServerSettings(**named),
+        statistics=statistics,
+        store=store,
+        sealer=sealer,
+        tools=tools,
     )
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

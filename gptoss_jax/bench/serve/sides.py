@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import uvicorn
 
-from gptoss_jax.answers import Finished, SampleReader, ToolCallReady
+from gptoss_jax.answers import PreambleDelta, ReasoningDelta, SampleReader, TextDelta
 from gptoss_jax.bench.comparison import BenchError
 from gptoss_jax.bench.serve.client import Job, Reply
 from gptoss_jax.serve import ServerSettings, create_app
@@ -121,7 +121,7 @@ def run_engine(engine: Engine, encoding: HarmonyEncoding, requests: Sequence[Req
     for step in steps:
         for update in step.updates:
             for event in readers[update.id].read(update):
-                if not isinstance(event, Finished | ToolCallReady):
+                if isinstance(event, ReasoningDelta | PreambleDelta | TextDelta):
                     first.setdefault(update.id, step.seconds - start)
                     texts[update.id] += event.text
     return Burst(

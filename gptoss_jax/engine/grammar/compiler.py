@@ -6,8 +6,8 @@ A completion follows `<|start|>assistant`. Under a grammar it is a sequence of h
     called; then a `final` message with the document and `<|return|>`, or a call with its arguments and
     `<|call|>`.
 
-In llguidance's grammar the texts of analysis and preambles are empty: `Matcher` allows any text there without
-asking llguidance.
+In llguidance's grammar the texts of analysis, of preambles and of calls of tools that are no functions are
+empty: `Matcher` allows any text there without asking llguidance.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class GrammarCompiler:
 
 
 def _compile(grammar: Grammar, reasoning: bool, vocabulary: Vocabulary) -> Compiled:
-    functions = grammar.callable
-    channels = ["analysis"] * reasoning + ["commentary"] * bool(functions)
+    functions, tools = grammar.callable, grammar.callable_tools
+    channels = ["analysis"] * reasoning + ["commentary"] * bool(functions or tools)
     parts = [(f"function_{index}", function.arguments) for index, function in enumerate(functions)]
     if grammar.final is not None and not grammar.must_call:
         parts.insert(0, ("final", grammar.final))
@@ -105,8 +105,9 @@ def _compile(grammar: Grammar, reasoning: bool, vocabulary: Vocabulary) -> Compi
         vocabulary=vocabulary,
         initial=initial,
         free_headers=tuple(FREE_HEADERS[channel] for channel in channels),
-        target=FINAL_HEADER if not grammar.must_call else _call_header(functions),
+        target=FINAL_HEADER if not grammar.must_call else _call_header(functions, tools),
         final_is_free=grammar.final is None and not grammar.must_call,
+        calls_are_free=bool(tools),
         is_json=any(document.kind == "json_schema" for _, document in parts),
     )
 
@@ -120,6 +121,7 @@ LARK_OPTIONS = '%llguidance {"no_forcing": true}'
 def _completion(grammar: Grammar, channels: list[str]) -> str:
     """The Lark grammar of a completion's messages; it refers to the documents by name."""
     header_end = '(" "? <|constrain|> "json")? <|message|>'
+    tool_header_end = '(" json" | " code" | " "? <|constrain|> ("json" | "code"))? <|message|>'
     rules, ends = [], []
     for channel in channels:
         rules.append(f'{channel}: <|channel|> "{channel}" <|message|> <|end|> <|start|> "assistant"')
@@ -133,12 +135,20 @@ def _completion(grammar: Grammar, channels: list[str]) -> str:
         both = f'(<|channel|> "commentary" {to} | {to} <|channel|> "commentary")'
         rules.append(f"call_{index}: {both} {header_end} @function_{index} <|call|>")
         ends.append(f"call_{index}")
+    for index, tool in enumerate(grammar.callable_tools):
+        to, channel = json.dumps(f" to={tool}"), '("analysis" | "commentary")'
+        both = f"(<|channel|> {channel} {to} | {to} <|channel|> {channel})"
+        rules.append(f"tool_{index}: {both} {tool_header_end} <|call|>")
+        ends.append(f"tool_{index}")
     before = f"({' | '.join(channels)})* " if channels else ""
     return "\n".join([LARK_OPTIONS, f"start: {before}({' | '.join(ends)})", *rules])
 
 
-def _call_header(functions: tuple[Function, ...]) -> str:
-    """The beginning of a call's header that is the same for all functions."""
+def _call_header(functions: tuple[Function, ...], tools: tuple[str, ...]) -> str:
+    """The beginning of a call's header that is the same for all functions and tools."""
+    if tools:
+        alone = len(tools) == 1 and not functions
+        return f"{START}<|channel|>commentary to" + (f"={tools[0]}<|message|>" if alone else "")
     header = f"{START}<|channel|>commentary to=functions"
     # Without the dot: in most vocabularies it is part of the name's first token.
     return f"{header}.{functions[0].name} <|constrain|>json<|message|>" if len(functions) == 1 else header

@@ -34,6 +34,7 @@ class Compiled:
     free_headers: the headers of messages with any text.
     target: the header of the constrained message, or its beginning if there are several functions.
     final_is_free: True if the final message may be any text.
+    calls_are_free: True if calls of tools that are no functions are possible, which may be any text.
     is_json: True if any document is JSON.
     """
 
@@ -42,6 +43,7 @@ class Compiled:
     free_headers: tuple[str, ...]
     target: str
     final_is_free: bool
+    calls_are_free: bool
     is_json: bool
 
 
@@ -173,8 +175,9 @@ class Matcher:
 
         Free text is empty in llguidance's grammar, so llguidance allows the token at once.
         """
-        encoding = self._compiled.vocabulary.encoding
-        closers = [encoding.end, *([encoding.return_] if self._compiled.final_is_free else [])]
+        compiled, encoding = self._compiled, self._compiled.vocabulary.encoding
+        closers = [encoding.end]
+        closers += [encoding.return_] * compiled.final_is_free + [encoding.call] * compiled.calls_are_free
         return next((token for token in closers if self._ll.validate_tokens([token])), None)
 
     def _count_digits(self, token: int) -> None:

@@ -87,13 +87,18 @@ class Grammar:
     functions: the functions that the model may call; empty for no calls.
     choice: "auto": the model answers or calls. "required": it must call. "none": it must answer. A function's
         name: it must call this function.
+    tools: the other recipients that may be called, with any content, as headers name them: `python`,
+        `browser.search`. "required" allows them too.
     """
 
     final: Document | None = None
     functions: tuple[Function, ...] = ()
     choice: str = "auto"
+    tools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        from harmony.header import is_word
+
         if self.final is not None and not isinstance(self.final, Document):
             raise GrammarError(f"final is {shown(self.final)}: it must be a Document or None")
         functions = as_items(self.functions)
@@ -107,9 +112,13 @@ class Grammar:
         choices = ["auto", "required", "none", *names]
         if not isinstance(self.choice, str) or self.choice not in choices:
             raise GrammarError(f"tool choice {shown(self.choice)}: it must be one of {', '.join(choices)}")
-        if self.must_call and not names:
+        tools = as_items(self.tools)
+        if tools is None or not all(isinstance(tool, str) and is_word(tool) for tool in tools):
+            raise GrammarError(f"tools is {shown(self.tools)}: it must be a tuple of words")
+        object.__setattr__(self, "tools", tuple(tools))
+        if self.must_call and not names and not tools:
             raise GrammarError("tool choice 'required': there is no function to call")
-        if self.final is None and not self.callable:
+        if self.final is None and not self.callable and not self.callable_tools:
             raise GrammarError("the grammar constrains nothing: it must have final content or functions")
 
     @classmethod
@@ -177,6 +186,11 @@ class Grammar:
         if self.choice in ("auto", "required"):
             return self.functions
         return tuple(function for function in self.functions if function.name == self.choice)
+
+    @property
+    def callable_tools(self) -> tuple[str, ...]:
+        """The tools that `choice` allows the model to call."""
+        return self.tools if self.choice in ("auto", "required") else ()
 
 
 def schema_document(schema: object, where: str) -> Document:
