@@ -15,9 +15,11 @@ from gptoss_jax.commands.options import (
     add_header_guard_option,
     add_model_options,
     add_sampling_options,
+    add_tool_options,
     check_checkpoint,
     load_engine,
     sampling_of,
+    tools_of,
     whole_number,
 )
 from gptoss_jax.commands.parsing import CommandError
@@ -26,6 +28,8 @@ KEY_VARIABLE = "GPTOSS_JAX_API_KEY"
 ENCRYPTION_VARIABLE = "GPTOSS_JAX_ENCRYPTION_KEY"
 REASONING_SHARE = 0.75
 """The part of what fits behind a prompt that reasoning may take: an answer always has room."""
+TOOL_GRACE_SECONDS = 30
+"""How long a tool may take beyond its own limit, to start and to end."""
 REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 
@@ -143,6 +147,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_model_options(parser, slots=True)
     add_sampling_options(parser, seed=False)
+    add_tool_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -152,6 +157,7 @@ def run(options: argparse.Namespace) -> int:
         from gptoss_jax.serve import ServerSettings, create_app, run_server
         from gptoss_jax.serve.sealing import Sealer
         from gptoss_jax.serve.store import ResponseStore
+        from gptoss_jax.serve.tool_loop import DEFAULT_LIMITS, ToolLimits
     except ImportError as error:
         raise CommandError(f"serve needs the package {error.name}: pip install 'gptoss-jax[serve]'") from None
     if options.port > 65535:
@@ -161,6 +167,7 @@ def run(options: argparse.Namespace) -> int:
         sealer = Sealer(os.environ.get(ENCRYPTION_VARIABLE) or None)
     except ValueError as error:
         raise CommandError(f"{ENCRYPTION_VARIABLE} is no key: {error}") from None
+    tools = tools_of(options)
     checkpoint = check_checkpoint(options.checkpoint)
     name = options.model_name or (
         options.checkpoint if options.checkpoint == "tiny" else checkpoint.path.name
@@ -180,6 +187,10 @@ def run(options: argparse.Namespace) -> int:
         max_body_bytes=options.max_body_mib << 20,
         max_samples=options.max_samples,
         max_seconds=options.max_seconds,
+        tool_limits=ToolLimits(
+            calls=options.tool_rounds,
+            seconds=max(DEFAULT_LIMITS.seconds, TOOL_GRACE_SECONDS + (options.python_seconds or 0)),
+        ),
     )
     store = None
     if options.store is not None:
@@ -200,7 +211,15 @@ def run(options: argparse.Namespace) -> int:
         listening = _listen(options)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    app = create_app(engine, encoding, settings, statistics=engine.statistics, store=store, sealer=sealer)
+    app = create_app(
+        engine,
+        encoding,
+        settings,
+        statistics=engine.statistics,
+        store=store,
+        sealer=sealer,
+        tools=tools,
+    )
     print(f"gptoss-jax: {name} on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
     if not keys and not _is_loopback(host):
         print(
