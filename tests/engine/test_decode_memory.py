@@ -30,6 +30,7 @@ CONFIG = ModelConfig(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other backends multiply bfloat16 as it is")
 def test_decoding_in_bfloat16_does_not_keep_float32_copies_of_all_weights() -> None:
     mesh = make_mesh(CONFIG, devices=jax.devices()[:1])

@@ -122,6 +122,7 @@ def test_a_sequence_that_went_on_beyond_what_a_ring_takes_back_is_computed_again
     assert engine.statistics.recomputations > 0
 
 
+@pytest.mark.slow
 def test_rows_under_the_guard_neither_change_nor_slow_the_others(model: Transformer) -> None:
     engine = make_engine(model, slots=8, decode_steps=8)
     free = [
@@ -146,6 +147,7 @@ def test_under_a_grammar_the_guard_has_no_effect(model: Transformer) -> None:
     assert (both.tokens, both.grammar_complete) == (plain.tokens, plain.grammar_complete)
 
 
+@pytest.mark.slow
 def test_log_probabilities_samples_and_stop_strings_work_under_the_guard(model: Transformer) -> None:
     engine = make_engine(model, slots=4)
     completions = list(engine.run([with_guard(3, n=3, logprobs=2, max_tokens=40)]))

@@ -289,7 +289,8 @@ def test_the_memory_of_a_control_group_is_a_limit(name: str, tmp_path: Path) -> 
     assert host_memory(tmp_path) == (machine if expected is None else expected)
 
 
-@pytest.mark.parametrize(("slots", "max_length"), [(4, 8192), pytest.param(32, 2048, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "max_length"), [(4, 8192), (32, 2048)])
 def test_what_is_set_aside_for_the_steps_is_enough_on_a_cpu(slots: int, max_length: int) -> None:
     config = dataclasses.replace(
         GPT_OSS_20B, num_layers=2, num_experts=4, hidden_size=256, intermediate_size=128, vocabulary_size=4096

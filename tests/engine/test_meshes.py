@@ -100,6 +100,7 @@ def test_a_mesh_gives_what_one_device_gives(
     assert_same(dict(np.load(out)), on_one_device)
 
 
+@pytest.mark.slow
 def test_two_processes_of_a_mesh_give_what_one_device_gives(
     folder: Path, on_one_device: dict[str, np.ndarray], tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_rows_under_a_grammar_neither_change_nor_slow_the_others(
     assert (engine.statistics - before).refused_tokens > 0
 
 
+@pytest.mark.slow
 def test_tokens_do_not_depend_on_how_many_are_drawn_in_a_dispatch(
     model: Transformer, requests: dict[str, tuple[Request, dict]]
 ) -> None:

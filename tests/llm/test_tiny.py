@@ -42,6 +42,7 @@ def test_prompts_of_all_forms_are_answered_together(llm: LLM) -> None:
     assert sum(output.usage.cached_tokens for output in many) > 0
 
 
+@pytest.mark.slow
 def test_more_tokens_than_fit_are_cut_to_what_fits(llm: LLM) -> None:
     (one,) = llm.generate(QUESTION, SamplingParams(temperature=0, max_tokens=131_072))
     assert (one.text, one.finish_reason) == (ANSWER, "stop")

@@ -44,6 +44,7 @@ def few_logits() -> np.ndarray:
     return full_pass(two_layers(), TOKENS[:, :FEW], POSITIONS[:, :FEW])
 
 
+@pytest.mark.slow
 def test_logits_of_two_layers_on_tpu_kernels_are_the_plain_models(few_logits: np.ndarray) -> None:
     with using("tpu-interpret", "v5p"):
         model = Transformer(two_layers())

@@ -16,7 +16,7 @@ from pallas_kernels.inspect.chips import facts
 from pallas_kernels.mxfp4.tiled import LANES
 from pallas_kernels.platform import Chip, using
 from pallas_kernels.routing import Route, schedule_rows, spread_experts
-from tests.pallas_kernels.marks import QUICK
+from tests.pallas_kernels.marks import QUICK, slow
 
 pytest.importorskip("libtpu", reason="the TPU compiler (libtpu) is not installed")
 
@@ -89,7 +89,9 @@ def test_a_layer_of_20b_compiles_for_one_device(chip: Chip, tokens: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("tokens", "wide"), [(16, True), (64, False), (2048, False)], ids=["wide scales", "resident", "streamed"]
+    ("tokens", "wide"),
+    [slow(16, True), (64, False), (2048, False)],
+    ids=["wide scales", "resident", "streamed"],
 )
 def test_a_small_layer_compiles_for_one_device(tokens: int, wide: bool) -> None:
     check_compiled(QUICK, 32, 1, tokens, wide=wide, size=SMALL)

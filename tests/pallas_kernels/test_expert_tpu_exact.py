@@ -68,7 +68,7 @@ def every_code_at_every_scale(wide: bool, span: int) -> PackedLinear:
         ("v5e", "e5m2", False, 26, 32),
         slow("v5e", "e5m2", True, 26, 32),
         slow("7x", "fp4", False, 13, 32),
-        ("7x", "fp4-", False, 26, 32),
+        slow("7x", "fp4-", False, 26, 32),
         slow("7x", "fp4", True, 26, 32),
         slow("v5e", "e5m2", False, 26, SIZE),
         slow("7x", "fp4-", False, 26, SIZE),

@@ -32,7 +32,7 @@ from tests.pallas_kernels.marks import slow
         slow("7x", False, 20, 4, {"gate_up_blocks": 4, "down_blocks": 1}),
         # Streamed, several tiles for each expert.
         slow("v6e", True, 70, 2, {"rows": 16, "first": (8,)}),
-        ("v5p", False, 90, 3, {"rows": 32, "first": (8, 16), "gate_up_blocks": 4, "down_blocks": 1}),
+        slow("v5p", False, 90, 3, {"rows": 32, "first": (8, 16), "gate_up_blocks": 4, "down_blocks": 1}),
         slow("7x", False, 70, 20, {"rows": 16, "first": (16,)}),
     ],
 )

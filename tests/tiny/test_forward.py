@@ -55,6 +55,7 @@ def plain_model(parameters: dict[str, jax.Array]) -> GptOss:
     return plain_with_parameters(CONFIG, published, jnp.float32)
 
 
+@pytest.mark.slow
 def test_each_branch_of_a_packed_row_is_computed_as_if_it_followed_the_prefix_alone(
     parameters: dict[str, jax.Array],
 ) -> None:

@@ -44,6 +44,7 @@ def run(encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory) -> 
     return training.train(encoding, vocabulary.read(TINY / VOCABULARY_NAME), RECIPE, folder, CONFIG)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_half_way_ends_exactly_like_one_that_was_not(
     run: training.State, encoding: HarmonyEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
