@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING
 
 from harmony.errors import shown
@@ -10,7 +11,7 @@ from harmony.errors import shown
 if TYPE_CHECKING:
     from gptoss_jax.tools.types import Tool
 
-FORMS = "python"
+FORMS = "python, browser=FOLDER or browser=brave"
 """The forms of a tool's specification, for help and errors."""
 
 
@@ -38,9 +39,11 @@ def open_tool(specification: str, settings: ToolSettings | None = None) -> Tool:
         ImportError: a package of the extra `tools` is missing.
     """
     settings = settings or ToolSettings()
-    name, separator, _ = specification.partition("=")
+    name, separator, value = specification.partition("=")
     if name == "python" and not separator:
         return _python(settings)
+    if name == "browser" and value:
+        return _browser(value)
     raise ToolSetupError(f"there is no tool {shown(specification)}: it must be {FORMS}")
 
 
@@ -56,3 +59,22 @@ def _python(settings: ToolSettings) -> Tool:
             memory_bytes=settings.python_memory_bytes or limits.memory_bytes,
         )
     )
+
+
+def _browser(where: str) -> Tool:
+    from gptoss_jax.tools.browser.backend import BackendError
+    from gptoss_jax.tools.browser.tool import BrowserTool
+
+    if where == "brave":
+        from gptoss_jax.tools.browser.brave import KEY_VARIABLE, BraveBackend
+
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        if not (key and key.isascii() and key.isprintable()):
+            raise ToolSetupError(f"browser=brave needs an API key in the environment variable {KEY_VARIABLE}")
+        return BrowserTool(BraveBackend(key))
+    from gptoss_jax.tools.browser.folder import FolderBackend
+
+    try:
+        return BrowserTool(FolderBackend(where))
+    except BackendError as error:
+        raise ToolSetupError(f"browser={where}: {error}") from None
