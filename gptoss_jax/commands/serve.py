@@ -221,6 +221,8 @@ def run(options: argparse.Namespace) -> int:
         tools=tools,
     )
     print(f"gptoss-jax: {name} on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+    if options.page:
+        print(f"gptoss-jax: a page to chat with it: http://{shown}:{port}/", file=sys.stderr, flush=True)
     if not keys and not _is_loopback(host):
         print(
             f"gptoss-jax: {host} is reached from other machines, and everybody is let in: give an API key",

@@ -23,7 +23,6 @@ from gptoss_jax.serve.page import page_routes
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.routing import BaseRoute
 
     from gptoss_jax.engine.engine_thread import EngineLike
     from gptoss_jax.engine.statistics import Statistics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -28,9 +28,10 @@ def serving(
     store: Any = None,
     sealer: Any = None,
     tools: Any = (),
+    wrap: Callable[[Any], Any] = lambda app: app,
     **settings: Any,
 ) -> Iterator[str]:
-    """The address of a server in a thread of its own."""
+    """The address of a server in a thread of its own; `wrap` puts something around its application."""
     AppStatus.disable_automatic_graceful_drain()
     listening = listen("127.0.0.1", 0)
     named = {"model": "tiny", "date": DATE, **settings}
@@ -44,7 +45,7 @@ def serving(
         sealer=sealer,
         tools=tools,
     )
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
+    server = uvicorn.Server(uvicorn.Config(wrap(app), log_config=None, timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

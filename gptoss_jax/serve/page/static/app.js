@@ -48,6 +48,11 @@ function askKey() {
   byId("key").focus();
 }
 
+function useKey() {
+  api.setKey(byId("key").value.trim());
+  showModel();
+}
+
 function tryExample(example) {
   if (example.tools) byId("tools").value = pretty(example.tools);
   message.value = example.text;
@@ -112,7 +117,8 @@ function noteOf(response, seconds) {
   ];
   if (response.status === "incomplete") parts.unshift("Cut off");
   else if (!response.output.some((item) => item.type !== "reasoning")) parts.unshift("No answer");
-  return parts.join(" · ");
+  // Lines break between the parts only.
+  return parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" · ");
 }
 
 // Shows what can be done now.
@@ -166,9 +172,10 @@ for (const [id, example] of [["tools", EXAMPLE_TOOLS], ["schema", EXAMPLE_SCHEMA
     update();
   });
 }
-byId("key").addEventListener("change", () => {
-  api.setKey(byId("key").value.trim());
-  showModel();
+byId("key").addEventListener("change", useKey);
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey();
 });
 
 start();

@@ -4,7 +4,9 @@ import { byId } from "./dom.js";
 import { SECONDS, showRates } from "./rates.js";
 import { showTokens } from "./tokens.js";
 
-const NAMES = ["request", "tokens", "server"];
+const NAMES = ["request", "tokens"];
+
+const narrow = matchMedia("(max-width: 860px)"); // as in style.css: the panel covers the page
 
 let open = "request";
 let bodyOf = null;
@@ -14,7 +16,10 @@ let timer = null;
 // anew what has changed.
 export function startPanel(nextBody) {
   bodyOf = nextBody;
-  byId("panel-toggle").addEventListener("click", () => setShown(byId("panel").hidden));
+  byId("panel-toggle").addEventListener("click", () => {
+    setShown(byId("panel").hidden);
+    if (narrow.matches) byId(`tab-${open}`).focus();
+  });
   byId("panel-close").addEventListener("click", () => {
     setShown(false);
     byId("panel-toggle").focus();
@@ -32,6 +37,10 @@ export function startPanel(nextBody) {
   });
   for (const id of ["token-scope", "token-ids"]) byId(id).addEventListener("change", refresh);
   document.addEventListener("visibilitychange", poll);
+  narrow.addEventListener("change", cover);
+  byId("panel").addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && narrow.matches) byId("panel-close").click();
+  });
   return refresh;
 }
 
@@ -49,12 +58,15 @@ export function openTab(name) {
 function setShown(shown) {
   byId("panel").hidden = !shown;
   byId("panel-toggle").setAttribute("aria-expanded", String(shown));
+  cover();
   refresh();
   poll();
 }
 
-function isOpen(name) {
-  return !byId("panel").hidden && open === name;
+// What the panel covers cannot be reached.
+function cover() {
+  const covered = narrow.matches && !byId("panel").hidden;
+  for (const part of document.querySelectorAll("header, main")) part.inert = covered;
 }
 
 let scheduled = null;
@@ -62,12 +74,12 @@ let scheduled = null;
 // Fields change with every key: the tokens are asked for when they have been still for a moment.
 function refresh() {
   clearTimeout(scheduled);
-  if (isOpen("tokens")) scheduled = setTimeout(() => showTokens(bodyOf()), 50);
+  if (!byId("panel").hidden && open === "tokens") scheduled = setTimeout(() => showTokens(bodyOf()), 50);
 }
 
 function poll() {
   clearTimeout(timer);
-  if (!isOpen("server") || document.hidden) return;
+  if (byId("panel").hidden || document.hidden) return;
   showRates().finally(() => {
     clearTimeout(timer);
     timer = setTimeout(poll, SECONDS * 1000);

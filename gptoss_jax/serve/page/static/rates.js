@@ -23,7 +23,7 @@ export async function showRates() {
     figures = parseMetrics(await api.metrics());
   } catch (error) {
     earlier = null;
-    show([["Server", error.message]]);
+    show([["server", error.message]]);
     return;
   }
   const engine = (name) => figures[`gptoss_jax_engine_${name}_total`];
@@ -38,12 +38,11 @@ export async function showRates() {
   const prompt = engine("prompt_tokens") ?? figures['gptoss_jax_tokens_total{kind="prompt"}'];
   const cached = engine("cached_tokens") ?? figures['gptoss_jax_tokens_total{kind="cached"}'];
   show([
-    ["Tokens a second", rate === null ? "–" : rate.toFixed(rate < 10 ? 1 : 0)],
-    ["Running", `${shown(running)} of ${shown(slots)} slots`],
-    ["Waiting", shown(waiting)],
-    ["Prompt tokens cached", prompt ? `${Math.round((100 * cached) / prompt)} %` : "–"],
-    ["Tokens generated", shown(tokens)],
-    ["Preemptions", shown(engine("preemptions"))],
+    ["tokens/s", rate === null ? "–" : rate.toFixed(rate < 10 ? 1 : 0)],
+    ["running", `${shown(running)}/${shown(slots)}`],
+    ["waiting", shown(waiting)],
+    ["prompt cached", prompt ? `${Math.round((100 * cached) / prompt)}\u00a0%` : "–"],
+    ["generated", shown(tokens)],
   ]);
 }
 
@@ -52,6 +51,6 @@ function shown(number) {
 }
 
 function show(rows) {
-  const cells = rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
+  const cells = rows.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
   byId("rates").replaceChildren(...cells);
 }

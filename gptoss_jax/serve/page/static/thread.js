@@ -25,7 +25,7 @@ export function clear() {
 
 function addEntry(kind, who, ...children) {
   byId("welcome").hidden = true;
-  const entry = element("li", { class: `turn ${kind}` }, element("h3", { class: "unseen" }, who), ...children);
+  const entry = element("article", { class: `turn ${kind}`, "aria-label": who }, ...children);
   thread.append(entry);
   return entry;
 }
@@ -75,7 +75,9 @@ export class AssistantTurn {
 
   // An item has ended: it is what it says now.
   finish(item) {
-    this.blocks.get(item.id)?.finish?.(item);
+    const block = this.blocks.get(item.id);
+    block?.finish?.(item);
+    block?.text.normalize(); // each piece of a stream was a node
     follow();
   }
 

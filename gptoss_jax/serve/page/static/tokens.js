@@ -3,6 +3,10 @@
 import * as api from "./api.js";
 import { byId, counted, element } from "./dom.js";
 
+const NEAR = 40; // within so many pixels of its end the panel stays there
+
+const closed = new Set(); // numbers of messages
+
 let newest = 0; // requests overtake each other: only the newest is shown
 
 // Shows the tokens of a request; `body` null: there is no conversation, or a field of the request is wrong.
@@ -31,27 +35,37 @@ export async function showTokens(body) {
     ? `; ${counted(found.hidden_messages, "message")} of reasoning not shown by this server`
     : "";
   say(`${counted(found.count, "token")} in ${counted(found.messages.length, "message")}${hidden}`);
+  const view = byId("view-tokens");
+  const wasAtEnd = view.scrollTop > 0 && view.scrollHeight - view.scrollTop - view.clientHeight < NEAR;
   byId("tokens").replaceChildren(...found.messages.map(messageBlock));
+  if (wasAtEnd) view.scrollTop = view.scrollHeight;
 }
 
 function say(text) {
   byId("token-total").textContent = text;
 }
 
-function messageBlock(message) {
+function messageBlock(message, index) {
   const who = [message.name ? `${message.role} ${message.name}` : message.role];
   if (message.channel) who.push(message.channel);
   if (message.recipient) who.push(`to ${message.recipient}`);
   if (message.open) who.push("to be written");
   const head = element(
-    "h3",
+    "summary",
     {},
     element("span", {}, who.join(" · ")),
     element("span", { class: "count" }, message.count.toLocaleString("en")),
   );
-  const tokens = element("div", { class: "stream", dir: "auto" }, ...message.tokens.map(tokenSpan));
-  const colour = message.channel === "analysis" ? "analysis" : message.role;
-  return element("section", { class: `message role-${colour}`, "data-role": message.role ?? "" }, head, tokens);
+  const channel = message.role === "assistant" && message.channel !== "final" && message.channel;
+  // Messages that were closed stay closed when the tokens are shown anew.
+  const block = element(
+    "details",
+    { class: `message role-${channel || message.role}`, open: !closed.has(index) },
+    head,
+    element("div", { class: "stream", dir: "auto" }, ...message.tokens.map(tokenSpan)),
+  );
+  block.addEventListener("toggle", () => (block.open ? closed.delete(index) : closed.add(index)));
+  return block;
 }
 
 function tokenSpan(token) {
