@@ -18,7 +18,7 @@ Log-probabilities are given for the tokens of text, not for those of reasoning a
 the times are all that differs when a run is repeated.
 
 If the model's harmony was malformed, ``diagnostics`` lists what was wrong, with the raw text and, if there
-are several samples, the sample's number.
+are several samples, the sample's number. A row without its reasoning has no raw text, which may be such.
 """
 
 from __future__ import annotations
@@ -47,19 +47,25 @@ def answer_row(
     *,
     model: str,
     run: str,
+    reasoning_field: str = "reasoning",
 ) -> JsonObject:
-    """Returns the output row of an answered request. `run`: a hash of the run, which makes ids unique."""
+    """Returns the output row of an answered request.
+
+    `run`: a hash of the run, which makes ids unique. `reasoning_field`: the field of chat messages that has
+    the chain of thought, in OpenAI's form.
+    """
     unique, created = _unique(run, envelope), int(time.time())
+    shown = prepared.with_reasoning
     diagnostics: list[Json] = [
-        dataclasses.asdict(diagnostic) | ({"sample": sample.index} if len(samples) > 1 else {})
+        {name: value for name, value in dataclasses.asdict(diagnostic).items() if name != "raw" or shown}
+        | ({"sample": sample.index} if len(samples) > 1 else {})
         for sample in samples
         for diagnostic in sample.diagnostics
     ]
     extra: JsonObject = {"diagnostics": diagnostics} if diagnostics else {}
     if envelope.shape == "plain":
-        with_reasoning = prepared.with_reasoning
-        choices = chat_choices(samples, encoding, unique=unique, with_reasoning=with_reasoning)
-        plain = [_plain_sample(*pair, with_reasoning) for pair in zip(samples, choices, strict=True)]
+        choices = chat_choices(samples, encoding, unique=unique, with_reasoning=shown)
+        plain = [_plain_sample(*pair, shown) for pair in zip(samples, choices, strict=True)]
         return {
             "id": envelope.id,
             **(plain[0] if len(plain) == 1 else {"samples": [*plain]}),
@@ -68,7 +74,8 @@ def answer_row(
             "error": None,
         }
     if prepared.form == "chat":
-        body = chat_completion(prepared, samples, encoding, unique=unique, model=model, created=created)
+        names: Any = {"unique": unique, "model": model, "created": created}
+        body = chat_completion(prepared, samples, encoding, **names, reasoning_field=reasoning_field)
     else:
         (sample,) = samples
         body = response(prepared, sample, encoding, unique=unique, model=model, created=created)

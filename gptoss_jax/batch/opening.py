@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -19,6 +19,7 @@ from gptoss_jax.batch.report import BatchReport
 from gptoss_jax.batch.source import STANDARD, Source
 
 if TYPE_CHECKING:
+    from gptoss_jax.batch.rows import RowEngine
     from gptoss_jax.engine import Engine, SamplingParams
     from gptoss_jax.openai_api.rendering import History
     from harmony import HarmonyEncoding
@@ -46,6 +47,8 @@ class BatchArguments(TypedDict, total=False):
     strict: bool
     ignore_unknown_tools: bool
     header_guard: bool
+    reasoning_field: str
+    hide_reasoning: bool
     overwrite: bool
     retry_errors: bool
 
@@ -67,9 +70,12 @@ class OpenBatch:
         seed: int,
         effort: str | None,
         model: str,
+        reasoning_field: str,
+        hide_reasoning: bool,
     ):
         self._source, self._output = source, output
         self._sampling, self._seed, self._effort, self._model = sampling, seed, effort, model
+        self._reasoning_field, self._hide_reasoning = reasoning_field, hide_reasoning
 
     @property
     def run(self) -> Mapping[str, Json]:
@@ -81,28 +87,41 @@ class OpenBatch:
         """True if the rows go to standard output. Then nothing else may be printed there."""
         return isinstance(self._output, StandardOutput)
 
+    @property
+    def answered(self) -> int:
+        """How many rows of the output are answers. Before `answer`, those of an earlier run."""
+        return len(self._output.done) - self.errors
+
+    @property
+    def errors(self) -> int:
+        """How many rows of an earlier run are error rows."""
+        return len(self._output.failed)
+
     def answer(
         self,
-        engine: Engine,
+        engine: RowEngine,
         encoding: HarmonyEncoding,
         *,
         settled: Mapping[str, Json] | None = None,
         progress: bool = False,
+        on_row: Callable[[bool], None] | None = None,
     ) -> BatchReport:
         """Answers every line that has no row yet.
 
         Args:
-            engine: generates the completions; it must have the stop tokens of `encoding`, and `encoding`
-                itself. With several processes, only the first makes this call.
+            engine: generates the completions, such as an `Engine`; it must have the stop tokens of
+                `encoding`, and `encoding` itself. With several processes, only the first makes this call.
             encoding: renders prompts and parses completions.
             settled: the values of the settings that were None when the run was opened.
             progress: True shows a progress bar on standard error.
+            on_row: called for each row when it is in the output: with True for an answer, with False for an
+                error row.
 
         Raises:
             BatchError: the run that is continued had other settings, the input changed in the meantime, or
                 the output cannot be written.
         """
-        from gptoss_jax.batch.run import answer_rows
+        from gptoss_jax.batch.run import RowForm, answer_rows
 
         self._output.begin(settled or {})
         return answer_rows(
@@ -113,8 +132,9 @@ class OpenBatch:
             sampling=self._sampling,
             seed=self._seed,
             effort=self._effort,
-            model=self._model,
+            form=RowForm(self._model, self._reasoning_field, self._hide_reasoning),
             progress=progress,
+            on_row=on_row,
         )
 
     def close(self) -> None:
@@ -143,6 +163,8 @@ def open_batch(
     strict: bool = False,
     ignore_unknown_tools: bool = False,
     header_guard: bool = True,
+    reasoning_field: str = "reasoning",
+    hide_reasoning: bool = False,
     overwrite: bool = False,
     retry_errors: bool = False,
 ) -> OpenBatch:
@@ -167,6 +189,8 @@ def open_batch(
         ignore_unknown_tools: True leaves out tools that are no functions; False makes their row an error row.
         header_guard: True lets headers of answers name only the tools and channels that their row declares;
             False leaves headers free.
+        reasoning_field: the field of chat messages that has the chain of thought, in rows of OpenAI's form.
+        hide_reasoning: True leaves the chain of thought out of all rows, whatever they say.
         overwrite: True begins a new run even if `output` exists.
         retry_errors: True answers the lines with error rows again. Then `strict`, `ignore_unknown_tools` and
             the setting "max_length" may differ from the earlier run's, as they decide which rows are refused.
@@ -217,7 +241,16 @@ def open_batch(
                 changeable=_REFUSAL_SETTINGS,
             )
         on_failure.pop_all()
-        return OpenBatch(requests, rows, sampling=sampling, seed=seed, effort=effort, model=model)
+        return OpenBatch(
+            requests,
+            rows,
+            sampling=sampling,
+            seed=seed,
+            effort=effort,
+            model=model,
+            reasoning_field=reasoning_field,
+            hide_reasoning=hide_reasoning,
+        )
 
 
 def run_batch(

@@ -371,8 +371,12 @@ class StandardOutput:
 
 
 def encoded_row(line: int, row: Mapping[str, Json]) -> bytes:
-    """A row as one line of JSON in UTF-8, with its newline."""
-    document = {**row, "line": line}
+    """A row as one line of JSON in UTF-8, with the number of its input line and with its newline."""
+    return json_line({**row, "line": line})
+
+
+def json_line(document: Mapping[str, Json]) -> bytes:
+    """An object as one line of JSON in UTF-8, with its newline."""
     try:
         data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # a lone surrogate: UTF-8 cannot encode it, an escape of JSON can

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gptoss_jax.openai_api import PATHS, ApiError, Context, Prepared
 from gptoss_jax.openai_api import prepare as prepare_body
 from gptoss_jax.openai_api.errors import json_kind
+from gptoss_jax.openai_api.request import RequestChecker
 from harmony.json_types import Json
 from harmony.openai_formats import BodyForm
 
 if TYPE_CHECKING:
-    from gptoss_jax.engine import Engine
+    from gptoss_jax.engine import Completion, Request
+    from gptoss_jax.engine.statistics import Statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,19 @@ class Envelope:
         return str(self.id)
 
 
+class RowEngine(RequestChecker, Protocol):
+    """What answers the requests of rows: an `Engine`, or a part of one."""
+
+    statistics: Statistics
+
+    @property
+    def compiled_programs(self) -> int:
+        """How many programs were compiled so far."""
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Completes every request, and yields each completion as soon as it is finished."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RowContext(Context):
     """The settings of a run that turn lines into requests.
@@ -57,7 +72,7 @@ class RowContext(Context):
     seed: the run's seed; a row without a seed gets one from `row_seed`.
     """
 
-    engine: Engine
+    engine: RowEngine
     seed: int
 
 

@@ -7,8 +7,8 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from tqdm import tqdm
 
@@ -16,14 +16,13 @@ from gptoss_jax.answers import Sample, read_sample, usage_of
 from gptoss_jax.batch.answers import answer_row, error_row
 from gptoss_jax.batch.output import Output
 from gptoss_jax.batch.report import BatchReport
-from gptoss_jax.batch.rows import Envelope, RowContext, envelope_of, prepare
+from gptoss_jax.batch.rows import Envelope, RowContext, RowEngine, envelope_of, prepare
 from gptoss_jax.batch.source import Source
 from gptoss_jax.engine import Completion, Request, SamplingParams
 from gptoss_jax.openai_api import ApiError, Prepared, parse_object
 from gptoss_jax.openai_api.rendering import check_history
 
 if TYPE_CHECKING:
-    from gptoss_jax.engine import Engine
     from harmony import HarmonyEncoding
     from harmony.json_types import JsonObject
 
@@ -32,15 +31,19 @@ def answer_rows(
     source: Source,
     out: Output,
     *,
-    engine: Engine,
+    engine: RowEngine,
     encoding: HarmonyEncoding,
     sampling: SamplingParams,
     seed: int,
     effort: str | None,
-    model: str,
+    form: RowForm,
     progress: bool,
+    on_row: Callable[[bool], None] | None,
 ) -> BatchReport:
-    """Answers every line of the source that has no row. The arguments are those of `OpenBatch.answer`."""
+    """Answers every line of the source that has no row.
+
+    The arguments are those of `open_batch` and `OpenBatch.answer`.
+    """
     context = RowContext(
         engine,
         encoding,
@@ -55,7 +58,7 @@ def answer_rows(
     )
     report = BatchReport(rows=source.rows, resumed=len(out.done), resumed_errors=len(out.failed))
     with _bar(source.rows, len(out.done), shown=progress) as bar:
-        _Run(context, out, report, bar, model).answer(source)
+        _Run(context, out, report, bar, form, on_row or (lambda answered: None)).answer(source)
     return report
 
 
@@ -75,12 +78,28 @@ class _Row:
     missing: int = 1
 
 
+class RowForm(NamedTuple):
+    """How rows show answers: see `gptoss_jax.batch.opening.open_batch`."""
+
+    model: str
+    reasoning_field: str
+    hide_reasoning: bool
+
+
 class _Run:
     """The state of one run between the reader, the engine and the output."""
 
-    def __init__(self, context: RowContext, out: Output, report: BatchReport, bar: tqdm, model: str):
+    def __init__(
+        self,
+        context: RowContext,
+        out: Output,
+        report: BatchReport,
+        bar: tqdm,
+        form: RowForm,
+        on_row: Callable[[bool], None],
+    ):
         self._context, self._out, self._report, self._bar = context, out, report, bar
-        self._model = model
+        self._form, self._on_row = form, on_row
         self._run = hashlib.sha256(json.dumps(dict(out.run), sort_keys=True).encode()).hexdigest()
         self._pending: dict[str, _Row] = {}
         self._first_line: dict[str, int] = {}
@@ -118,8 +137,9 @@ class _Run:
                     row.prepared,
                     samples,
                     self._context.encoding,
-                    model=self._model,
+                    model=self._form.model,
                     run=self._run,
+                    reasoning_field=self._form.reasoning_field,
                 )
             except Exception as error:
                 row.fault = _fault(error)
@@ -152,6 +172,8 @@ class _Run:
                 shown = json.dumps(envelope.id, ensure_ascii=False)
                 raise ApiError("duplicate_id", f"the id {shown} is already that of line {first}")
             prepared = prepare(document, envelope, self._context)
+            if self._form.hide_reasoning:
+                prepared = dataclasses.replace(prepared, with_reasoning=False)
             self._report.unknown_fields.update(prepared.unknown)
             return _Row(envelope, prepared, missing=prepared.request.sampling.n)
         except ApiError as error:
@@ -166,6 +188,7 @@ class _Run:
         self._out.append(envelope.line, error_row(envelope, error, run=self._run))
         self._report.errors += 1
         self._bar.update()
+        self._on_row(False)
 
     def _count(self, samples: list[Sample]) -> None:
         report, usage = self._report, usage_of(samples)
@@ -180,6 +203,7 @@ class _Run:
         report.elapsed_seconds = time.monotonic() - self._started
         self._bar.set_postfix_str(f"{report.generated_tokens_per_second:.0f} tok/s", refresh=False)
         self._bar.update()
+        self._on_row(True)
 
 
 def _fault(error: Exception) -> ApiError:

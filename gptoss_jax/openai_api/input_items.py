@@ -114,18 +114,18 @@ def _listed(item: dict[str, Any], index: int, unique: str) -> dict[str, Any]:
     return whole
 
 
-def page_of(items: Items, query: Mapping[str, str]) -> dict[str, Any]:
-    """A page of items: at most `limit`, 1 to 100 (default 20), in the `order` asc or desc (default), those
-    behind the one whose id is `after`.
+def page_of(items: Items, query: Mapping[str, str], *, most: int = 100, usual: int = 20) -> dict[str, Any]:
+    """A page of items: at most `limit`, 1 to `most` (default `usual`), in the `order` asc or desc (default),
+    those behind the one whose id is `after`.
 
     Raises:
         ApiError: a value is none that is allowed.
     """
-    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+    order, limit, after = query.get("order", "desc"), query.get("limit", str(usual)), query.get("after")
     if order not in ("asc", "desc"):
         raise ApiError("invalid_request", f"order is {order!r}: it must be asc or desc", "order")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= 100):
-        message = f"limit is {limit[:20]!r}: it must be a whole number from 1 to 100"
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= most):
+        message = f"limit is {limit[:20]!r}: it must be a whole number from 1 to {most}"
         raise ApiError("invalid_request", message, "limit")
     found = items if order == "asc" else items[::-1]
     if after is not None:
