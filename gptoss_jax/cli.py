@@ -21,6 +21,7 @@ _INPUT_ERRORS = {
     "checkpoints.config": "CheckpointError",
     "gptoss_jax.batch.errors": "BatchError",
     "gptoss_jax.chat.errors": "ChatError",
+    "gptoss_jax.batch_api.records": "RecordsError",
     "gptoss_jax.commands.parsing": "CommandError",
     "gptoss_jax.engine.memory": "EngineMemoryError",
     "gptoss_jax.engine.request": "RequestError",

@@ -47,6 +47,7 @@ class BatchArguments(TypedDict, total=False):
     strict: bool
     ignore_unknown_tools: bool
     header_guard: bool
+    reasoning_share: float | None
     reasoning_field: str
     hide_reasoning: bool
     overwrite: bool
@@ -70,11 +71,13 @@ class OpenBatch:
         seed: int,
         effort: str | None,
         model: str,
+        reasoning_share: float | None,
         reasoning_field: str,
         hide_reasoning: bool,
     ):
         self._source, self._output = source, output
         self._sampling, self._seed, self._effort, self._model = sampling, seed, effort, model
+        self._reasoning_share = reasoning_share
         self._reasoning_field, self._hide_reasoning = reasoning_field, hide_reasoning
 
     @property
@@ -132,6 +135,7 @@ class OpenBatch:
             sampling=self._sampling,
             seed=self._seed,
             effort=self._effort,
+            reasoning_share=self._reasoning_share,
             form=RowForm(self._model, self._reasoning_field, self._hide_reasoning),
             progress=progress,
             on_row=on_row,
@@ -163,6 +167,7 @@ def open_batch(
     strict: bool = False,
     ignore_unknown_tools: bool = False,
     header_guard: bool = True,
+    reasoning_share: float | None = None,
     reasoning_field: str = "reasoning",
     hide_reasoning: bool = False,
     overwrite: bool = False,
@@ -189,6 +194,8 @@ def open_batch(
         ignore_unknown_tools: True leaves out tools that are no functions; False makes their row an error row.
         header_guard: True lets headers of answers name only the tools and channels that their row declares;
             False leaves headers free.
+        reasoning_share: the part of the tokens behind the prompt that rows without a reasoning budget may
+            reason for; None for no limit.
         reasoning_field: the field of chat messages that has the chain of thought, in rows of OpenAI's form.
         hide_reasoning: True leaves the chain of thought out of all rows, whatever they say.
         overwrite: True begins a new run even if `output` exists.
@@ -248,6 +255,7 @@ def open_batch(
             seed=seed,
             effort=effort,
             model=model,
+            reasoning_share=reasoning_share,
             reasoning_field=reasoning_field,
             hide_reasoning=hide_reasoning,
         )

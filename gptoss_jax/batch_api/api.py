@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import python_multipart  # noqa: F401 - what starlette reads forms with: missing, it is missed at the start
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request

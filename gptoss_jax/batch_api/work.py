@@ -170,6 +170,7 @@ class Work:
             history=terms["history"],
             ignore_unknown_tools=True,
             header_guard=terms["header_guard"],
+            reasoning_share=terms["reasoning_share"],
             reasoning_field=terms["reasoning_field"],
             hide_reasoning=terms["hide_reasoning"] or self._shop.server.hide_reasoning,
         ) as rows:
@@ -221,6 +222,7 @@ class Work:
             "model": server.model,
             "history": server.history,
             "header_guard": server.header_guard,
+            "reasoning_share": server.reasoning_share,
             "reasoning_field": server.reasoning_field,
             "hide_reasoning": server.hide_reasoning,
         }

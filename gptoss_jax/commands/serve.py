@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from gptoss_jax.commands.batch import HISTORIES
+from gptoss_jax.commands.data_options import add_data_options, batch_settings_of, engine_settings_of
 from gptoss_jax.commands.options import (
     add_header_guard_option,
     add_model_options,
@@ -145,6 +146,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="how long a response is kept, in days (default: 30)",
     )
+    add_data_options(parser)
     add_model_options(parser, slots=True)
     add_sampling_options(parser, seed=False)
     add_tool_options(parser)
@@ -154,6 +156,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     try:
+        from gptoss_jax.batch_api import BatchApi
         from gptoss_jax.serve import ServerSettings, create_app, run_server
         from gptoss_jax.serve.sealing import Sealer
         from gptoss_jax.serve.store import ResponseStore
@@ -199,6 +202,7 @@ def run(options: argparse.Namespace) -> int:
             max_bytes=options.store_max_mib << 20,
             max_age_seconds=options.store_days * 86400.0,
         )
+    batches = BatchApi(batch_settings_of(options), settings, engine_settings_of(options, checkpoint))
     listening = None
     if options.distributed is None:  # else only the first process listens, which is known later
         listening = _listen(options)
@@ -219,6 +223,7 @@ def run(options: argparse.Namespace) -> int:
         store=store,
         sealer=sealer,
         tools=tools,
+        extensions=[batches],
     )
     print(f"gptoss-jax: {name} on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
     if options.page:

@@ -29,6 +29,7 @@ def serving(
     sealer: Any = None,
     tools: Any = (),
     wrap: Callable[[Any], Any] = lambda app: app,
+    extensions: Any = (),
     **settings: Any,
 ) -> Iterator[str]:
     """The address of a server in a thread of its own; `wrap` puts something around its application."""
@@ -44,6 +45,7 @@ def serving(
         store=store,
         sealer=sealer,
         tools=tools,
+        extensions=extensions,
     )
     server = uvicorn.Server(uvicorn.Config(wrap(app), log_config=None, timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
