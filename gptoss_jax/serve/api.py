@@ -27,7 +27,7 @@ from gptoss_jax.openai_api import (
 )
 from gptoss_jax.openai_api.input_items import Items, items_of, opened
 from gptoss_jax.serve.delivery import Delivery, without_own_fields
-from gptoss_jax.serve.http import UNREADABLE, EventStream, event, json_response, read_body, told
+from gptoss_jax.serve.http import DONE, UNREADABLE, EventStream, event, json_response, read_body, told
 from gptoss_jax.serve.responses import (
     NO_STORE,
     BackgroundResponses,
@@ -39,7 +39,6 @@ from gptoss_jax.serve.responses import (
 from gptoss_jax.serve.tokens import token_object
 
 if TYPE_CHECKING:
-    from sse_starlette import ServerSentEvent
     from starlette.requests import Request
 
     from gptoss_jax.serve.generation import EngineClient, Generation
@@ -287,22 +286,18 @@ def _headers(unique: str) -> dict[str, str]:
     return {"x-request-id": f"req_{unique}"}
 
 
-async def _chat_events(stream: ChatStream, generation: Generation) -> AsyncIterator[ServerSentEvent]:
-    """The events of a chat stream. An error in its midst is an event too, and the last one but "[DONE]"."""
-    from sse_starlette import ServerSentEvent
-
-    for chunk in stream.start():
-        yield event(chunk)
+async def _chat_events(stream: ChatStream, generation: Generation) -> AsyncIterator[bytes]:
+    """The events of a chat stream, those of one delivery of the engine together. An error in its midst is an
+    event too, and the last one but "[DONE]"."""
+    yield b"".join(map(event, stream.start()))
     try:
         async for events in generation:
-            for one in events:
-                for chunk in stream.add(one):
-                    yield event(chunk)
-        for chunk in stream.end():
-            yield event(chunk)
+            if said := b"".join(event(chunk) for one in events for chunk in stream.add(one)):
+                yield said
+        last = b"".join(map(event, stream.end()))
     except Exception as error:
-        yield event(error_object(told(error)))
-    yield ServerSentEvent("[DONE]", sep="\n")
+        last = event(error_object(told(error)))
+    yield last + DONE
 
 
 async def _whole(generation: Generation, request: Request) -> list[Sample] | None:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("gptoss_jax.serve")
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+DONE = ServerSentEvent("[DONE]", sep="\n").encode()
+"""The end of a chat stream."""
+
 UNREADABLE = 422
 """The status of a body that is no request at all. Clients try requests with some other statuses again."""
 
@@ -50,7 +55,7 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
 
 def json_text(value: object) -> str:
     """A value as JSON on one line, in ASCII: no reader of lines takes a part of it for a line's end."""
-    return json.dumps(value, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -77,12 +82,12 @@ def told(error: Exception) -> ApiError:
 
 
 class EventStream(EventSourceResponse):
-    """A stream of events that closes its generation, if it has one, when it ends, however it does: also where
-    its client has vanished, or before it began."""
+    """A stream of pieces, each of whole events. It ends its generation, if it has one, when it ends, however
+    it does: also where its client has vanished, or before it began."""
 
     def __init__(
         self,
-        events: AsyncIterator[ServerSentEvent],
+        events: AsyncIterator[bytes],
         generation: Generation | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -98,6 +103,6 @@ class EventStream(EventSourceResponse):
                 self._generation.close()
 
 
-def event(value: Mapping[str, Any], name: str | None = None) -> ServerSentEvent:
+def event(value: Mapping[str, Any], name: str | None = None) -> bytes:
     """An event of a stream."""
-    return ServerSentEvent(json_text(value), event=name, sep="\n")
+    return ServerSentEvent(json_text(value), event=name, sep="\n").encode()

@@ -19,8 +19,6 @@ from gptoss_jax.serve.http import event, told
 from gptoss_jax.serve.store import Stored
 
 if TYPE_CHECKING:
-    from sse_starlette import ServerSentEvent
-
     from gptoss_jax.serve.generation import Generation
     from gptoss_jax.serve.store import ResponseStore
 
@@ -48,12 +46,12 @@ def streamed_after(query: Mapping[str, str]) -> int | None:
     return -1 if after is None else int(after)
 
 
-async def _followed(log: EventLog, number: int) -> AsyncIterator[ServerSentEvent]:
+async def _followed(log: EventLog, number: int) -> AsyncIterator[bytes]:
     async for said in log.follow(number):
         yield event(said, said["type"])
 
 
-async def _sent(events: Iterable[dict[str, Any]]) -> AsyncIterator[ServerSentEvent]:
+async def _sent(events: Iterable[dict[str, Any]]) -> AsyncIterator[bytes]:
     for said in events:
         yield event(said, said["type"])
 
@@ -88,23 +86,26 @@ class Keeper:
 
 async def response_events(
     stream: ResponseStream, generation: Generation, keeper: Keeper
-) -> AsyncIterator[ServerSentEvent]:
+) -> AsyncIterator[bytes]:
     """The events of a response's stream, which ends with the response: completed, incomplete or failed.
 
     The response is kept before the event that says so.
     """
-    for said in stream.start():
-        yield event(said, said["type"])
+    yield b"".join(event(said, said["type"]) for said in stream.start())
+    batch: list[bytes] = []  # the events of one delivery of the engine, which are sent together
     try:
         async for events in generation:
             for one in events:
                 for said in stream.add(one):
                     if said["type"] in _ENDS:
                         await keeper.keep(said["response"], generation.samples[0])
-                    yield event(said, said["type"])
+                    batch.append(event(said, said["type"]))
+            if batch:
+                yield b"".join(batch)
+                batch.clear()
     except Exception as error:
-        for said in stream.fail(told(error)):
-            yield event(said, said["type"])
+        batch += [event(said, said["type"]) for said in stream.fail(told(error))]
+        yield b"".join(batch)
 
 
 class BackgroundResponses:
@@ -193,7 +194,7 @@ class StoredResponses:
         """The response."""
         return (await self._stored(id)).response
 
-    async def events(self, id: str, after: int) -> AsyncIterator[ServerSentEvent]:
+    async def events(self, id: str, after: int) -> AsyncIterator[bytes]:
         """The events of the response, but for those up to the sequence number `after`: of one that is at work
         in the background those that are there and those that are to come, else those that it ended with."""
         log = self._background.log(id)
