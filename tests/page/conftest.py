@@ -34,6 +34,7 @@ def scripted(encoding: HarmonyEncoding) -> Iterator[Callable[..., Scripted]]:  #
             *texts: str,
             store: Any = None,
             sealer: Any = None,
+            tools: Any = (),
             engine: Mapping[str, Any] | None = None,
             **settings: Any,
         ) -> Scripted:
@@ -43,7 +44,7 @@ def scripted(encoding: HarmonyEncoding) -> Iterator[Callable[..., Scripted]]:  #
                 return Script(encoding.encode(next(answers), allowed_special="all"))
 
             playing = PausingEngine(script, **{"chunk": 2, **(engine or {})})
-            url = servers.enter_context(serving(playing, encoding, store, sealer, **settings))
+            url = servers.enter_context(serving(playing, encoding, store, sealer, tools, **settings))
             started = Scripted(url, playing, encoding)
             servers.callback(started.http.close)
             servers.callback(started.sdk.close)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gptoss_jax.serve.sealing import Sealer
-from tests.serve.served import DATE, Scripted
+from tests.clients.recorder import recording, traces_of
+from tests.serve.fake_tools import FakeTool, engine_of_rounds
+from tests.serve.served import DATE, Scripted, serving
 
 try:
     from selenium import webdriver
@@ -34,23 +36,7 @@ TOOLS = json.dumps([{"type": "function", "function": {"name": "f", "parameters":
 EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>'
 
 
-class Recorder:
-    """An application that keeps the bodies of all its answers, `sent`."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self.sent = bytearray()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def recording(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                self.sent += message["body"]
-            await send(message)
-
-        await self._app(scope, receive, recording)
-
-
-Opener = Callable[[Scripted], Any]
+Opener = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +50,8 @@ def opened(driver: webdriver.Chrome) -> Iterator[Opener]:
     """Opens the page of a server. In the end it must have asked nobody else, and complained of nothing."""
     pages: list[tuple[Any, str]] = []
 
-    def open_page(server: Scripted) -> Any:
-        pages.append((browsing.Page(driver, server.url), server.url))
+    def open_page(server: Scripted, url: str | None = None) -> Any:
+        pages.append((browsing.Page(driver, url or server.url), url or server.url))
         return pages[-1][0]
 
     yield open_page
@@ -173,9 +159,9 @@ def test_a_wrong_field_is_said_and_sends_nothing(scripted, opened) -> None:
     for field, wrong, message in [
         ("schema", '{"type": ', "This is not JSON"),
         ("schema", "[]", "a schema is an object"),
-        ("tools", "{}", "not an array of functions"),
-        ("tools", '[{"type": "web_search"}]', '[0].type must be "function"'),
-        ("tools", '[null, {"type": "function"}]', "[0].type"),
+        ("tools", "{}", "not an array of tools"),
+        ("tools", '[{"name": "f"}]', "[0] has no type"),
+        ("tools", '[null, {"type": "function"}]', "[0] has no type"),
         ("tools", '[{"type": "function"}]', "[0] has no name"),
     ]:
         page.fill(field, wrong)
@@ -192,29 +178,46 @@ def test_a_wrong_field_is_said_and_sends_nothing(scripted, opened) -> None:
 
 @pytest.mark.slow
 def test_with_hidden_reasoning_no_byte_of_it_reaches_the_browser(scripted, opened) -> None:
-    recorders: list[Recorder] = []
+    secret = CALL.replace("Secret thought.", "ψξψ ξψ.")
+    server = scripted(secret, secret, ANSWER, hide_reasoning=True, sealer=Sealer(None))
+    with recording(server.url) as recorder:
+        page = opened(server, recorder.url)
+        page.fill("tools", TOOLS)
+        page.tab("tokens")
+        page.say("Call f.")
+        for turns in (2, 3):
+            page.one(".result textarea").send_keys("7" + Keys.ENTER)
+            page.wait(lambda turns=turns: len(page.all(".note")) == turns)
+            assert "ψξψ ξψ." in server.decoded_prompt(), "the model has it back, encrypted on the way"
+        page.wait(lambda: "It is 5." in page.text("#tokens"))
+        Select(page.one("#token-scope")).select_by_value("all")
+        page.wait(lambda: "reasoning not shown" in page.text("#token-total"))
+        assert b"It is 5." in recorder.received
+        assert traces_of("ψξ", recorder.received) == []
+        assert not {"ψ", "ξ"} & set(page.driver.page_source)
+        assert not page.all(".reasoning, .role-analysis")
 
-    def wrap(app: Any) -> Recorder:
-        recorders.append(Recorder(app))
-        return recorders[0]
 
-    server = scripted(CALL, ANSWER, SHORT, hide_reasoning=True, sealer=Sealer(None), wrap=wrap)
-    page = opened(server)
-    page.fill("tools", TOOLS)
-    page.tab("tokens")
-    page.say("Call f.")
-    page.one(".result textarea").send_keys("7" + Keys.ENTER)
-    page.wait(lambda: len(page.all(".note")) == 2)
-    assert "Secret thought." in server.decoded_prompt(), "the model has it back, encrypted on the way"
-    page.wait(lambda: "It is 5." in page.text("#tokens"))
-    Select(page.one("#token-scope")).select_by_value("all")
-    page.wait(lambda: "reasoning not shown" in page.text("#token-total"))
-    sent = recorders[0].sent.decode()
-    assert "It is 5." in sent
-    for said in (sent, page.driver.page_source):
-        assert "Secret" not in said
-        assert "thought" not in said
-    assert not page.all(".reasoning, .role-analysis")
+@pytest.mark.slow
+def test_what_the_server_runs_itself_is_shown_and_goes_into_the_next_turn(encoding, opened) -> None:
+    code = "<|channel|>analysis to=python code<|message|>print(6*7)<|call|>"
+    search = '<|channel|>analysis to=browser.search<|message|>{"query":"<b>cats"}<|call|>'
+    engine = engine_of_rounds([code, search, SHORT], encoding)
+    tools = [FakeTool("python", lambda text: "<b>42"), FakeTool("browser")]
+    with serving(engine, encoding, None, Sealer(None), tools) as url:
+        server = Scripted(url, engine, encoding)
+        page = opened(server)
+        page.fill("tools", '[{"type": "python"}, {"type": "browser"}]')
+        page.say("Run it.")
+        assert page.texts(".call .label")[0] == "Code that the server ran"
+        assert page.texts(".call pre")[:2] == ["print(6*7)", "<b>42"]
+        assert "<b>cats" in page.texts(".call pre")[2]
+        assert page.one("#send").is_enabled()
+        page.say("Once more.")
+        assert not page.all(".failed")
+        assert server.decoded_prompt().count("Once more.") == 1
+        server.http.close()
+        server.sdk.close()
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gptoss_jax.cli import new_parser
@@ -32,7 +31,7 @@ class Elements(HTMLParser):
 
 def test_the_page_may_run_and_ask_only_what_comes_from_its_server(scripted) -> None:
     server = scripted(ANSWER)
-    page = httpx.get(f"{server.url}/", timeout=60)
+    page = server.http.get(f"{server.url}/")
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
     assert policy.pop("default-src") == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "img-src", "connect-src")} == {"'self'"}
@@ -60,11 +59,11 @@ def test_every_file_is_served_packaged_and_asks_nobody_else(scripted) -> None:
     )
     kinds = {".js": "javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
     for name in names:
-        answer = httpx.get(f"{server.url}/page/{name}", timeout=60)
+        answer = server.http.get(f"{server.url}/page/{name}")
         assert (answer.status_code, answer.content) == (200, (STATIC / name).read_bytes())
         assert kinds[Path(name).suffix] in answer.headers["content-type"]
         tag = {"If-None-Match": answer.headers["etag"]}
-        assert httpx.get(f"{server.url}/page/{name}", headers=tag, timeout=60).status_code == 304
+        assert server.http.get(f"{server.url}/page/{name}", headers=tag).status_code == 304
         assert any(fnmatch.fnmatch(f"serve/page/static/{name}", pattern) for pattern in patterns)
         text = answer.text.replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert not re.search(r"https?://|[\"'(]//", text), name
@@ -75,7 +74,7 @@ def test_without_a_page_there_is_none(scripted) -> None:
     server = scripted(ANSWER, page=False, api_keys=("one",))
     key = {"Authorization": "Bearer one"}
     for path in ("/", "/page/app.js", "/page"):
-        answer = httpx.get(f"{server.url}{path}", headers=key, timeout=60)
+        answer = server.http.get(f"{server.url}{path}", headers=key)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     tokens = server.http.post("/harmony/tokens", json={"input": "Hi"}, headers=key)
     assert tokens.status_code == 200

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from gptoss_jax.serve.sealing import Sealer
 from gptoss_jax.serve.store import ResponseStore
+from tests.serve.fake_tools import FakeTool
 from tests.serve.served import DATE, Scripted
 
 ANSWER = (
@@ -126,6 +126,15 @@ def test_a_message_has_its_header_and_a_token_its_part(scripted) -> None:
     ]
 
 
+def test_tools_that_the_server_runs_are_in_the_tokens(scripted) -> None:
+    server = scripted(ANSWER, tools=[FakeTool("python"), FakeTool("browser")])
+    body = {"input": ITEMS, "tools": [*TOOLS, {"type": "code_interpreter"}, {"type": "web_search"}]}
+    found = told(server, **body)
+    server.responses(**body)
+    assert ids(found) == server.prompt()
+    assert "Use this tool to execute Python code" in server.decoded_prompt()
+
+
 def test_both_forms_of_a_body_have_the_same_tokens(scripted) -> None:
     server = scripted(ANSWER)
     chat = [{"role": "user", "content": "Hi"}]
@@ -197,9 +206,9 @@ def test_tokens_need_the_key_and_the_page_does_not(scripted) -> None:
     assert ask(server, input="Hi").status_code == 401
     key = {"Authorization": "Bearer one"}
     assert server.http.post("/harmony/tokens", json={"input": "Hi"}, headers=key).status_code == 200
-    page = httpx.get(f"{server.url}/", timeout=60)
+    page = server.http.get(f"{server.url}/")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     for path in ("/page/nothing.js", "/page/../v1/models", "/page/__init__.py", "/page//etc/passwd", "/page"):
-        answer = httpx.get(f"{server.url}{path}", timeout=60)
+        answer = server.http.get(f"{server.url}{path}")
         assert answer.status_code in (401, 404), path
         assert json.loads(answer.text)["error"]["message"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -28,11 +28,10 @@ def serving(
     store: Any = None,
     sealer: Any = None,
     tools: Any = (),
-    wrap: Callable[[Any], Any] = lambda app: app,
     extensions: Any = (),
     **settings: Any,
 ) -> Iterator[str]:
-    """The address of a server in a thread of its own; `wrap` puts something around its application."""
+    """The address of a server in a thread of its own."""
     AppStatus.disable_automatic_graceful_drain()
     listening = listen("127.0.0.1", 0)
     named = {"model": "tiny", "date": DATE, **settings}
@@ -47,7 +46,7 @@ def serving(
         tools=tools,
         extensions=extensions,
     )
-    server = uvicorn.Server(uvicorn.Config(wrap(app), log_config=None, timeout_graceful_shutdown=5))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -131,7 +131,7 @@ function update() {
   const notes = [];
   if (waiting) notes.push("waits for a result");
   if (request === null) notes.push("a field of the request is wrong");
-  if (request?.tools) notes.push(counted(request.tools.length, "function"));
+  if (request?.tools) notes.push(counted(request.tools.length, "tool"));
   if (request?.text) notes.push("schema");
   byId("request-note").textContent = notes.join(" · ");
   refreshPanel();

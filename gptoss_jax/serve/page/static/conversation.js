@@ -52,6 +52,7 @@ export class Conversation {
             break;
           case "response.reasoning_text.delta":
           case "response.function_call_arguments.delta":
+          case "response.code_interpreter_call_code.delta":
             turn.add(event.item_id, event.delta);
             break;
           case "response.output_item.done":

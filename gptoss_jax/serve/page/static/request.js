@@ -30,7 +30,7 @@ export function pretty(value) {
 
 // The request without its conversation; null if a field is wrong, which is then said below the field.
 export function readRequest() {
-  const request = { store: false, include: ["reasoning.encrypted_content"] };
+  const request = { store: false, include: ["reasoning.encrypted_content", "code_interpreter_call.outputs"] };
   const tools = checked("tools", readTools);
   const format = checked("schema", readFormat);
   if (tools === null || format === null) return null;
@@ -73,12 +73,13 @@ function parsed(text) {
   }
 }
 
-// Functions in the form of either API → in that of Responses.
+// Tools, functions in the form of either API → functions in that of Responses.
 function readTools(text) {
   const given = parsed(text);
-  if (!Array.isArray(given)) throw new FieldError("This is JSON, but not an array of functions.");
+  if (!Array.isArray(given)) throw new FieldError("This is JSON, but not an array of tools.");
   return given.map((tool, index) => {
-    if (tool?.type !== "function") throw new FieldError(`[${index}].type must be "function".`);
+    if (typeof tool?.type !== "string") throw new FieldError(`[${index}] has no type.`);
+    if (tool.type !== "function") return tool; // one that the server runs, if it has it
     const { function: nested, ...own } = tool;
     const flat = nested ? { type: "function", ...nested } : own;
     if (typeof flat.name !== "string") throw new FieldError(`[${index}] has no name.`);

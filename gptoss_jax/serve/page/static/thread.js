@@ -132,6 +132,8 @@ function blockOf(item) {
   if (item.type === "reasoning") return item.content ? reasoningBlock() : null;
   if (item.type === "message") return messageBlock(item);
   if (item.type === "function_call") return callBlock(item);
+  if (item.type === "code_interpreter_call") return codeBlock();
+  if (item.type === "web_search_call") return searchBlock();
   return null;
 }
 
@@ -159,6 +161,25 @@ function callBlock(item) {
   const root = element("div", { class: "call" }, head, text);
   const finish = (whole) => {
     text.textContent = indented(whole.arguments);
+  };
+  return { root, text, finish };
+}
+
+function codeBlock() {
+  const text = element("pre", { dir: "auto" });
+  const root = element("div", { class: "call" }, element("div", { class: "label" }, "Code that the server ran"), text);
+  const finish = (whole) => {
+    const logs = (whole.outputs ?? []).filter((output) => output.type === "logs").map((output) => output.logs);
+    if (logs.length) root.append(element("div", { class: "label" }, "Output"), element("pre", { dir: "auto" }, ...logs));
+  };
+  return { root, text, finish };
+}
+
+function searchBlock() {
+  const text = element("pre", { dir: "auto" });
+  const root = element("div", { class: "call" }, element("div", { class: "label" }, "The server's browser"), text);
+  const finish = ({ action }) => {
+    text.textContent = [action?.type, action?.query, action?.url, action?.pattern].filter(Boolean).join("  ");
   };
   return { root, text, finish };
 }
