@@ -321,6 +321,16 @@ def call_extras(message: Message) -> JsonObject:
     return {"extra_content": {"harmony": call_header(message)}}
 
 
+def turn_extras(messages: Iterable[Message]) -> JsonObject:
+    """The field `extra_content` of a chat message, as an object with this one field.
+
+    It has what the message itself cannot say: which calls of built-in tools were run, and with what result.
+    `messages` are those of the turn, without calls of functions. Sent back, they are read instead of the
+    message's reasoning and content.
+    """
+    return {"extra_content": {"harmony": {"messages": [message.to_dict() for message in messages]}}}
+
+
 def call_header(message: Message) -> JsonObject:
     """The header of a call, as `extra_content` has it."""
     header: JsonObject = {
@@ -464,25 +474,60 @@ def _add_instructions(text: str, instructions: list[str], turns: list[Message]) 
 
 def _assistant_turn(message: Mapping[str, object], field: str, earlier: _Calls) -> list[Message]:
     """The messages of an assistant's chat message: chain of thought, then preamble or answer, then calls."""
-    turn = []
-    reasoning = message.get("reasoning", message.get("reasoning_content"))
-    if reasoning:
-        turn.append(_assistant(string(reasoning, f"{field}.reasoning"), "analysis"))
     calls = as_list(message.get("tool_calls") or [], f"{field}.tool_calls")
-    if message.get("content") is not None:
-        text = text_of(message["content"], f"{field}.content")
-        if text or not calls:
-            turn.append(_assistant(text, "commentary" if calls else "final"))
-    elif message.get("refusal") is not None:
-        turn.append(_assistant(string(message["refusal"], f"{field}.refusal"), "final"))
-    elif not calls and not reasoning:
-        raise HarmonyFormatError(f"{field}.content is null: it must be text when there are no tool_calls")
+    turn = _kept_turn(message, field)
+    if turn is None:
+        turn = _assistant_texts(message, field, bool(calls))
     for index, item in enumerate(calls):
         where = f"{field}.tool_calls[{index}]"
         call = as_object(item, where)
         function = as_object(call.get("function"), f"{where}.function")
         turn.append(earlier.call(call, where, function, f"{where}.function", "id"))
     return turn
+
+
+def _assistant_texts(message: Mapping[str, object], field: str, has_calls: bool) -> list[Message]:
+    turn = []
+    reasoning = message.get("reasoning", message.get("reasoning_content"))
+    if reasoning:
+        turn.append(_assistant(string(reasoning, f"{field}.reasoning"), "analysis"))
+    if message.get("content") is not None:
+        text = text_of(message["content"], f"{field}.content")
+        if text or not has_calls:
+            turn.append(_assistant(text, "commentary" if has_calls else "final"))
+    elif message.get("refusal") is not None:
+        turn.append(_assistant(string(message["refusal"], f"{field}.refusal"), "final"))
+    elif not has_calls and not reasoning:
+        raise HarmonyFormatError(f"{field}.content is null: it must be text when there are no tool_calls")
+    return turn
+
+
+def _kept_turn(message: Mapping[str, object], field: str) -> list[Message] | None:
+    """The messages that `turn_extras` put into a chat message.
+
+    None if there are none, or if they are not what the message says: its content was changed.
+    """
+    extras = _optional_object(message, "extra_content", field)
+    holder = _optional_object(extras, "harmony", f"{field}.extra_content")
+    if holder.get("messages") is None:
+        return None
+    place = f"{field}.extra_content.harmony.messages"
+    kept = []
+    for index, item in enumerate(as_list(holder["messages"], place)):
+        data = as_object(item, f"{place}[{index}]")
+        try:
+            one = Message.from_dict(dict(data))
+        except (KeyError, TypeError, ValueError):
+            raise HarmonyFormatError(f"{place}[{index}] is no message of an answer") from None
+        is_text = all(isinstance(part, TextContent) for part in one.content)
+        if one.author.role not in (Role.ASSISTANT, Role.TOOL) or not is_text:
+            raise HarmonyFormatError(f"{place}[{index}] is no message of an answer")
+        string(_message_text(one), f"{place}[{index}].content")
+        kept.append(one)
+    said = chat_message_from(kept, call_id=str).get("content")
+    content = message.get("content")
+    is_same = (said or "") == ("" if content is None else text_of(content, f"{field}.content"))
+    return kept if is_same else None
 
 
 def _add_item_message(

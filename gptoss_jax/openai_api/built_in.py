@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gptoss_jax.answers import text_of
-from harmony.openai_formats import call_header
+from gptoss_jax.answers import kind_of, text_of
+from harmony.openai_formats import call_header, turn_extras
 
 if TYPE_CHECKING:
-    from gptoss_jax.answers import BuiltInCall
+    from gptoss_jax.answers import BuiltInCall, Sample
     from harmony import Message
 
 _NAMES = {
@@ -87,11 +87,52 @@ def call_item(
     }
 
 
+def begin_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    """The events with which a call's item begins, until its tool is at work; without numbers."""
+    kind, code = f"response.{item['type']}", item.get("code")
+    place = {"output_index": index, "item_id": item["id"]}
+    hidden = ("encrypted_content", "extra_content")  # they are told when they are whole
+    begun = {name: value for name, value in item.items() if name not in hidden}
+    begun["status"] = "in_progress"
+    if item["type"] == CODE:
+        begun |= {"code": None if code is None else "", "outputs": None}
+    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    yield {"type": f"{kind}.in_progress", **place}
+    if code is not None:
+        yield {"type": f"{kind}_code.delta", **place, "delta": code}
+        yield {"type": f"{kind}_code.done", **place, "code": code}
+    yield {"type": f"{kind}.{'interpreting' if item['type'] == CODE else 'searching'}", **place}
+
+
+def end_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    """The events with which a call's item ends; without numbers."""
+    if item["status"] == "completed":
+        kind = f"response.{item['type']}.completed"
+        yield {"type": kind, "output_index": index, "item_id": item["id"]}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
 def carried(call: BuiltInCall) -> dict[str, Any] | None:
     """What the next prompt needs of a call, for its item's `extra_content`; None for one that was not run."""
     if call.result is None:
         return None
     return {**call_header(call.message), "input": text_of(call.message), "output": text_of(call.result)}
+
+
+def turn_with_calls(sample: Sample) -> dict[str, Any]:
+    """The field `extra_content` of a chat message, with the calls of built-in tools and their results.
+
+    Nothing if there was no such call.
+    """
+    turn: list[Message] = []
+    for number, message in enumerate(sample.messages):
+        call = sample.built_in_calls.get(number)
+        if call is not None and call.result is not None:
+            turn += [call.message, call.result]
+        elif call is None and kind_of(message) in ("reasoning", "preamble", "text") and text_of(message):
+            turn.append(message.model_copy(update={"channel": message.channel or "analysis"}))
+    has_calls = any(call.result is not None for call in sample.built_in_calls.values())
+    return turn_extras(turn) if has_calls else {}
 
 
 def _action(call: Message, is_shown: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from gptoss_jax.answers import (
     text_of,
     usage_of,
 )
+from gptoss_jax.openai_api.built_in import turn_with_calls
 from gptoss_jax.openai_api.logprobs import logprob_entries
 from gptoss_jax.openai_api.objects import chat_call_id, chat_usage, completion_id
 from harmony.openai_formats import call_extras, called_function
@@ -110,6 +111,9 @@ class ChatStream:
             if kind_of(message) == "call" and number not in choice.calls | sample.built_in_calls.keys()
         ]
         chunks = [self._call(sample.index, message, number) for message, number in cut]
+        extras = turn_with_calls(sample) if self._with_reasoning else {}
+        if extras:
+            chunks.append(self._chunk(sample.index, extras))
         return [*chunks, self._chunk(sample.index, {}, finish_reason=sample.finish_reason)]
 
     def _call(self, sample: int, message: Message, number: int) -> Chunk:

@@ -59,7 +59,7 @@ HONOURED = (
     _honoured("messages", "an array of messages", "the conversation", CHAT),
     _honoured(
         "messages[].role messages[].content messages[].tool_call_id messages[].tool_calls "
-        "messages[].reasoning messages[].reasoning_content messages[].refusal",
+        "messages[].reasoning messages[].reasoning_content messages[].refusal messages[].extra_content",
         "text, or parts of text; calls of functions and their results",
         "a message",
         CHAT,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gptoss_jax.answers import Sample, Usage, usage_of
+from gptoss_jax.openai_api.built_in import turn_with_calls
 from gptoss_jax.openai_api.logprobs import logprob_entries
 from harmony.openai_formats import chat_message_from
 
@@ -70,7 +71,9 @@ def _choice(
     message = chat_message_from(
         sample.told_messages, call_id=lambda call: chat_call_id(unique, sample.index, samples, call)
     )
-    if not with_reasoning:
+    if with_reasoning:
+        message |= turn_with_calls(sample)
+    else:
         message.pop("reasoning", None)
     logprobs = None
     if sample.text_tokens is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gptoss_jax.openai_api.built_in import ITEM_TYPES, begin_events, end_events
+
 Event = dict[str, Any]
 
 _DELTA = {"output_text": "response.output_text", "reasoning_text": "response.reasoning_text"}
@@ -28,7 +30,11 @@ def _events(response: dict[str, Any]) -> Iterator[Event]:
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(response["output"]):
-        yield from _item_events(item, index)
+        if item["type"] in ITEM_TYPES:
+            yield from begin_events(item, index)
+            yield from end_events(item, index)
+        else:
+            yield from _item_events(item, index)
     status, error = response["status"], response["error"]
     if status == "failed":
         yield {"type": "error", "code": error["code"], "message": error["message"], "param": None}

@@ -15,7 +15,7 @@ from gptoss_jax.answers import (
     ToolCallReady,
     kind_of,
 )
-from gptoss_jax.openai_api.built_in import CODE
+from gptoss_jax.openai_api.built_in import begin_events, end_events
 from gptoss_jax.openai_api.logprobs import logprob_entries
 from gptoss_jax.openai_api.output_items import with_status
 from harmony import Message, Role
@@ -86,8 +86,8 @@ class ResponseStream:
         incomplete, and its response has the status "cancelled"."""
         return [self._event("response.incomplete", response=self._maker.cancelled(self._done))]
 
-    def _event(self, kind: str, **fields: Any) -> Event:
-        event = {"type": kind, "sequence_number": self._number, **fields}
+    def _event(self, type: str, **fields: Any) -> Event:
+        event = {"type": type, "sequence_number": self._number, **fields}
         self._number += 1
         return event
 
@@ -160,30 +160,14 @@ class ResponseStream:
     def _begin_built_in(self, call: BuiltInCall, number: int) -> list[Event]:
         """The events of a built-in tool's call but for those of its end."""
         self._calls.add(number)
-        events = self._close()
-        item = {**self._items.built_in_item(call, number), "status": "in_progress"}
-        code = item.get("code")
-        if code is not None:
-            item["code"] = ""
-        place = {"output_index": len(self._done), "item_id": item["id"]}
-        kind = f"response.{item['type']}"
-        events.append(self._event("response.output_item.added", output_index=len(self._done), item=item))
-        events.append(self._event(f"{kind}.in_progress", **place))
-        if code is not None:
-            events.append(self._event(f"{kind}_code.delta", **place, delta=code))
-            events.append(self._event(f"{kind}_code.done", **place, code=code))
-        at_work = "interpreting" if item["type"] == CODE else "searching"
-        return [*events, self._event(f"{kind}.{at_work}", **place)]
+        events, item = self._close(), self._items.built_in_item(call, number)
+        return events + [self._event(**event) for event in begin_events(item, len(self._done))]
 
     def _end_built_in(self, call: BuiltInCall, number: int) -> list[Event]:
         """The events with which the call of a built-in tool ends."""
-        item, index = self._items.built_in_item(call, number), len(self._done)
+        item = self._items.built_in_item(call, number)
         self._done.append(item)
-        events = []
-        if item["status"] == "completed":
-            kind = f"response.{item['type']}.completed"
-            events.append(self._event(kind, output_index=index, item_id=item["id"]))
-        return [*events, self._event("response.output_item.done", output_index=index, item=item)]
+        return [self._event(**event) for event in end_events(item, len(self._done) - 1)]
 
     def _finish(self, sample: Sample) -> list[Event]:
         events: list[Event] = []
