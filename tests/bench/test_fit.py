@@ -47,7 +47,7 @@ CONFIGS = {"20b": GPT_OSS_20B, "120b": GPT_OSS_120B}
 CONTEXT = 8192
 FOUR_MACHINES = "v5e:4x4"
 SCARCEST = "20b v5e:1x1"
-FEW_LAYERS = 8
+FEW_LAYERS = 4
 HALF = 1376
 """The quick run's hidden and intermediate size: about half of 2,880, and like it not a multiple of 128."""
 
