@@ -223,14 +223,17 @@ class Api:
         if form == "responses":
             _, body = await self._with_conversation(body, Delivery.of(body).previous)
         prepared = await self._prepare(body, form, _new_id())
-        answer = await asyncio.to_thread(
-            token_object,
-            self._client.encoding,
-            prepared.request.prompt,
-            model=self._settings.model,
-            with_reasoning=prepared.with_reasoning,
-        )
-        return json_response(answer)
+
+        def answer() -> Response:
+            tokens = token_object(
+                self._client.encoding,
+                prepared.request.prompt,
+                model=self._settings.model,
+                with_reasoning=prepared.with_reasoning,
+            )
+            return json_response(tokens)
+
+        return await asyncio.to_thread(answer)  # as in `_prepare`
 
     # What both share
 

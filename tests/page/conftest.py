@@ -27,7 +27,10 @@ class PausingEngine(FakeEngine):
 
 @pytest.fixture
 def scripted(encoding: HarmonyEncoding) -> Iterator[Callable[..., Scripted]]:  # noqa: F811
-    """Starts servers whose engine answers each request with the next of some texts; the last one stays."""
+    """Starts servers whose engine answers each request with the next of some texts; the last one stays.
+
+    A text that no stop token ends was cut by its limit.
+    """
     with contextlib.ExitStack() as servers:
 
         def start(
@@ -41,7 +44,9 @@ def scripted(encoding: HarmonyEncoding) -> Iterator[Callable[..., Scripted]]:  #
             answers = itertools.chain(texts, itertools.repeat(texts[-1]))
 
             def script(request: Request, sample: int) -> Script:
-                return Script(encoding.encode(next(answers), allowed_special="all"))
+                tokens = encoding.encode(next(answers), allowed_special="all")
+                is_whole = tokens[-1] in encoding.stop_tokens()
+                return Script(tokens, "stop" if is_whole else "length")
 
             playing = PausingEngine(script, **{"chunk": 2, **(engine or {})})
             url = servers.enter_context(serving(playing, encoding, store, sealer, tools, **settings))

@@ -134,6 +134,20 @@ def test_a_call_is_shown_and_goes_on_with_the_result_that_is_typed(scripted, ope
 
 
 @pytest.mark.slow
+def test_a_call_that_was_cut_off_waits_for_no_result(scripted, opened) -> None:
+    server = scripted(CALL.removesuffix("1}<|call|>"), SHORT)
+    page = opened(server)
+    page.fill("tools", TOOLS)
+    page.say("Call f.")
+    assert page.one(".note").text.startswith("Cut off")
+    assert page.text(".call pre") == '{"a":'
+    assert not page.all(".result")
+    page.say("Once more.")
+    assert page.text(".assistant > .said") == "Good."
+    assert "to=functions.f" not in server.decoded_prompt()
+
+
+@pytest.mark.slow
 def test_effort_instructions_and_schema_are_in_the_request(scripted, opened) -> None:
     server = scripted(SHORT)
     page = opened(server)

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { Conversation } from "./conversation.js";
 import { byId, counted, element } from "./dom.js";
-import { openTab, startPanel } from "./panel.js";
+import { openTab, pollRates, startPanel } from "./panel.js";
 import { EXAMPLE_SCHEMA, EXAMPLE_TOOLS, pretty, readRequest } from "./request.js";
 import * as thread from "./thread.js";
 
@@ -33,6 +33,7 @@ async function showModel() {
   try {
     byId("model").textContent = (await api.models()).map((model) => model.id).join(", ");
     byId("key-error").textContent = "";
+    pollRates();
   } catch (error) {
     if (error.status === 401) askKey();
     else byId("model").textContent = error.message;
@@ -161,7 +162,7 @@ byId("stop").addEventListener("click", () => {
 });
 byId("new-chat").addEventListener("click", newChat);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && conversation.isBusy) conversation.stop();
+  if (event.key === "Escape" && !event.isComposing) conversation.stop();
 });
 for (const id of ["effort", "instructions", "tools", "schema", "temperature", "max-tokens"]) {
   byId(id).addEventListener("input", update);

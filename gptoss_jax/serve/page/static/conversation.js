@@ -76,10 +76,11 @@ export class Conversation {
     return { calls: this.keep(output, open), response };
   }
 
-  // Keeps the items of a turn, and what there is of a message that was stopped. Reasoning at its end, which
-  // led to nothing, is left out.
+  // Keeps the items of a turn, and what there is of a message that was stopped. A call that was cut off and
+  // reasoning at the end, which led to nothing, are left out.
   keep(output, open) {
-    const kept = output.map(replayed);
+    const isWhole = (item) => item.type !== "function_call" || item.status !== "incomplete";
+    const kept = output.filter(isWhole).map(replayed);
     if (open?.item.type === "message" && open.text) {
       kept.push({ ...open.item, status: "incomplete", content: [{ type: "output_text", text: open.text }] });
     }

@@ -36,7 +36,7 @@ export function startPanel(nextBody) {
     });
   });
   for (const id of ["token-scope", "token-ids"]) byId(id).addEventListener("change", refresh);
-  document.addEventListener("visibilitychange", poll);
+  document.addEventListener("visibilitychange", pollRates);
   narrow.addEventListener("change", cover);
   byId("panel").addEventListener("keydown", (event) => {
     if (event.key === "Escape" && narrow.matches) byId("panel-close").click();
@@ -60,7 +60,7 @@ function setShown(shown) {
   byId("panel-toggle").setAttribute("aria-expanded", String(shown));
   cover();
   refresh();
-  poll();
+  pollRates();
 }
 
 // What the panel covers cannot be reached.
@@ -77,11 +77,10 @@ function refresh() {
   if (!byId("panel").hidden && open === "tokens") scheduled = setTimeout(() => showTokens(bodyOf()), 50);
 }
 
-function poll() {
+// Asks for the rates while they are seen, until the server wants another key.
+export async function pollRates() {
   clearTimeout(timer);
-  if (byId("panel").hidden || document.hidden) return;
-  showRates().finally(() => {
-    clearTimeout(timer);
-    timer = setTimeout(poll, SECONDS * 1000);
-  });
+  if (byId("panel").hidden || document.hidden || !(await showRates())) return;
+  clearTimeout(timer);
+  timer = setTimeout(pollRates, SECONDS * 1000);
 }

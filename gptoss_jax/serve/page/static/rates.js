@@ -17,14 +17,15 @@ export function parseMetrics(text) {
   return figures;
 }
 
+// Returns whether there is sense in asking again: not without a key that the server knows.
 export async function showRates() {
   let figures;
   try {
     figures = parseMetrics(await api.metrics());
   } catch (error) {
     earlier = null;
-    show([["server", error.message]]);
-    return;
+    show(error.status === 401 ? [] : [["server", error.message]]);
+    return error.status !== 401;
   }
   const engine = (name) => figures[`gptoss_jax_engine_${name}_total`];
   const tokens = engine("generated_tokens") ?? figures['gptoss_jax_tokens_total{kind="generated"}'] ?? 0;
@@ -44,6 +45,7 @@ export async function showRates() {
     ["prompt cached", prompt ? `${Math.round((100 * cached) / prompt)}\u00a0%` : "–"],
     ["generated", shown(tokens)],
   ]);
+  return true;
 }
 
 function shown(number) {

@@ -12,9 +12,17 @@ scroller.addEventListener("scroll", () => {
   follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
 });
 
+let scheduled = false;
+
+// Scrolls to the end, once for all that comes before the next frame.
 export function follow(always = false) {
   if (always) follows = true;
-  if (follows) scroller.scrollTop = scroller.scrollHeight;
+  if (!follows || scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => {
+    scheduled = false;
+    scroller.scrollTop = scroller.scrollHeight;
+  });
 }
 
 export function clear() {
@@ -51,7 +59,7 @@ export function addError(message, again) {
 export class AssistantTurn {
   constructor() {
     this.blocks = new Map();
-    this.waiting = element("p", { class: "waiting quiet" }, "…");
+    this.waiting = element("p", { class: "waiting quiet", "aria-hidden": "true" }, "…"); // stays last
     this.entry = addEntry("assistant", "Assistant", this.waiting);
     thread.setAttribute("aria-busy", "true");
     follow();
@@ -59,11 +67,10 @@ export class AssistantTurn {
 
   // An item has begun.
   begin(item) {
-    this.waiting.remove();
     const block = blockOf(item);
     if (!block) return;
     this.blocks.set(item.id, block);
-    this.entry.append(block.root);
+    this.waiting.before(block.root);
     follow();
   }
 
