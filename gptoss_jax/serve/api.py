@@ -175,7 +175,7 @@ class Api:
             previous_response_id=delivery.previous,
         )
         keeper = Keeper(store, maker, asked or [])
-        generation = self._client.start(prepared.request, prepared.rounds)
+        generation = self._client.start(prepared.request, prepared.rounds, most_calls=delivery.most_calls)
         if delivery.background:
             answer = await self._background.start(maker, generation, keeper)
             if delivery.stream:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gptoss_jax.openai_api.errors import bad_value, read_flag
 
-_OWN_FIELDS = ("background", "previous_response_id")
+_OWN_FIELDS = ("background", "max_tool_calls", "previous_response_id")
 """Those that only a server can honour: who reads the rest of a body refuses them."""
 
 SEALED = "reasoning.encrypted_content"
@@ -25,6 +25,7 @@ class Delivery:
     background: whether the answer to the request is only where the response can be asked for.
     previous: the id of the response that the request goes on from; None if it has all of the conversation.
     sealed: whether reasoning is to come with its text encrypted.
+    most_calls: how many calls of built-in tools may be run; None for as many as the server allows.
     """
 
     stream: bool
@@ -33,6 +34,7 @@ class Delivery:
     background: bool
     previous: str | None
     sealed: bool
+    most_calls: int | None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Delivery:
@@ -49,7 +51,10 @@ class Delivery:
         previous, include = body.get("previous_response_id"), body.get("include")
         if previous is not None and not isinstance(previous, str):
             raise bad_value("previous_response_id", previous, "the id of a response")
-        store = body.get("store")
+        store, most_calls = body.get("store"), body.get("max_tool_calls")
+        is_count = isinstance(most_calls, int) and not isinstance(most_calls, bool) and most_calls > 0
+        if most_calls is not None and not is_count:
+            raise bad_value("max_tool_calls", most_calls, "a whole number from 1")
         return cls(
             stream=read_flag(body.get("stream"), "stream"),
             include_usage=read_flag(options.get("include_usage"), "stream_options.include_usage"),
@@ -57,6 +62,7 @@ class Delivery:
             background=read_flag(body.get("background"), "background"),
             previous=previous,
             sealed=isinstance(include, list) and SEALED in include,
+            most_calls=most_calls,
         )
 
 

@@ -82,10 +82,13 @@ class EngineClient:
         """Why the engine answers nothing any more; None as long as nobody has found that it does not."""
         return self._stopped
 
-    def start(self, request: Request, rounds: Rounds | None = None) -> Generation:
+    def start(
+        self, request: Request, rounds: Rounds | None = None, *, most_calls: int | None = None
+    ) -> Generation:
         """Starts a request. The generation must be closed.
 
         `rounds`: what the rounds behind calls of built-in tools need; None if none may be called.
+        `most_calls`: how many of them may be run; None for as many as the client's limits allow.
 
         Raises:
             ApiError: the server is full, or the engine has stopped.
@@ -99,7 +102,8 @@ class EngineClient:
                 f"(--max-samples): try again in {RETRY_SECONDS} seconds",
                 status=429,
             )
-        generation = Generation(self, self._thread, request, self._metrics, self._max_seconds, rounds)
+        limits = self.tool_limits.at_most(most_calls)
+        generation = Generation(self, self._thread, request, self._metrics, self._max_seconds, rounds, limits)
         self._samples += samples
         self._generations.add(generation)
         return generation
@@ -152,7 +156,8 @@ class Generation:
         request: Request,
         metrics: Metrics,
         max_seconds: float | None,
-        rounds: Rounds | None = None,
+        rounds: Rounds | None,
+        limits: ToolLimits,
     ) -> None:
         self._client, self._thread, self._metrics = client, thread, metrics
         sampling = request.sampling
@@ -164,7 +169,6 @@ class Generation:
         ]
         self._loops: list[ToolLoop] = []
         if rounds is not None:
-            limits = client.tool_limits
             self._loops = [
                 ToolLoop(request, sample, rounds, client.tools, limits, client.encoding) for sample in samples
             ]

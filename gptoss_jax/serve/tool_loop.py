@@ -37,6 +37,10 @@ class ToolLimits:
     calls: int
     seconds: float
 
+    def at_most(self, calls: int | None) -> ToolLimits:
+        """These limits, with no more calls than so many; None leaves them as they are."""
+        return self if calls is None else dataclasses.replace(self, calls=min(calls, self.calls))
+
 
 DEFAULT_LIMITS = ToolLimits(calls=50, seconds=150)
 """Longer than a cell of the Python tool may take, which says so itself."""
