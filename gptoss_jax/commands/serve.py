@@ -220,6 +220,7 @@ def run(options: argparse.Namespace) -> int:
         encoding,
         settings,
         statistics=engine.statistics,
+        occupancy=engine.occupancy,
         store=store,
         sealer=sealer,
         tools=tools,

@@ -28,7 +28,7 @@ from gptoss_jax.engine.runner import STOP_COLUMNS, Runner
 from gptoss_jax.engine.scheduler import Copy, Part, Scheduler
 from gptoss_jax.engine.sequence import Sequence, State
 from gptoss_jax.engine.slots import SlotTable
-from gptoss_jax.engine.statistics import Statistics
+from gptoss_jax.engine.statistics import Occupancy, Statistics
 from gptoss_jax.engine.steps import DecodedTokens
 from gptoss_jax.model import Transformer
 from gptoss_jax.model.kv_cache import EMPTY
@@ -149,6 +149,10 @@ class Engine:
     def unfinished(self) -> int:
         """Sequences that wait or run."""
         return self._scheduler.unfinished
+
+    def occupancy(self) -> Occupancy:
+        """What is in use. May be called in any thread."""
+        return self._scheduler.occupancy()
 
     @property
     def compiled_programs(self) -> int:

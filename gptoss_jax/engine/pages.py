@@ -82,6 +82,12 @@ class PageStore:
         """How many pages can be allocated: the free pages and the cached ones without references."""
         return len(self._free) + len(self._idle)
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many pages are referenced, cached without references, and free."""
+        cached, free = len(self._idle), len(self._free)
+        return len(self._references) - cached - free, cached, free
+
     def allocate(self, count: int) -> list[int] | None:
         """Allocates `count` pages with one reference each, and evicts cached pages if it must.
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gptoss_jax.engine.layout import Bucket, Layout
 from gptoss_jax.engine.pages import PageStore
 from gptoss_jax.engine.sequence import Placement, Sequence, State
+from gptoss_jax.engine.statistics import Occupancy
 
 _LOOK_AHEAD = 64
 """How many sequences `admit` passes over, at most, because another one is still computing their prefix."""
@@ -59,6 +60,12 @@ class Scheduler:
     def unfinished(self) -> int:
         """Sequences that wait or run."""
         return len(self._waiting) + sum(len(shard.running) for shard in self._shards)
+
+    def occupancy(self) -> Occupancy:
+        """What is in use. May be called in any thread: figures of a moment may be those of two."""
+        used, cached, free = map(sum, zip(*(shard.store.counts for shard in self._shards), strict=True))
+        busy = sum(len(shard.running) for shard in self._shards)
+        return Occupancy(busy, len(self._waiting), used, cached, free)
 
     def running(self) -> Iterator[Sequence]:
         """All sequences that have a slot."""

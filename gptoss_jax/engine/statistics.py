@@ -1,8 +1,24 @@
-"""An engine's counters."""
+"""An engine's counters, and what of it is in use."""
 
 from __future__ import annotations
 
 import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Occupancy:
+    """What of an engine is in use at a moment.
+
+    busy_slots, waiting: sequences that have a slot; sequences of the engine that wait for one.
+    used_pages: pages that sequences hold. cached_pages: pages that only the prefix cache holds, and that make
+        room where they are needed. free_pages: all others.
+    """
+
+    busy_slots: int
+    waiting: int
+    used_pages: int
+    cached_pages: int
+    free_pages: int
 
 
 @dataclasses.dataclass

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from gptoss_jax.serve.store import ResponseStore
     from harmony.openai_formats import BodyForm
 
+_logger = logging.getLogger("gptoss_jax.serve")
+
 CONVERSATIONS: Mapping[BodyForm, str] = {"chat": "messages", "responses": "input"}
 """The field that a body of each form cannot be without."""
 
@@ -68,6 +71,7 @@ class Api:
     ) -> None:
         self._client, self._settings, self._metrics = client, settings, metrics
         self._store, self._sealer = store, sealer
+        self._warm = False
         self._background = BackgroundResponses()
         self._stored = StoredResponses(store, self._background)
         self._created = int(time.time())
@@ -112,11 +116,27 @@ class Api:
         }
 
     async def health(self, request: Request) -> Response:
-        """`GET /health` and `GET /ready`: 200 as long as requests can be answered, else 503."""
+        """`GET /health`: 200 as long as requests can be answered, else 503."""
         stopped = self._client.stopped
         if stopped is not None:
             raise ApiError("engine_stopped", stopped, status=503)
         return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """`GET /ready`: as `GET /health`, and 503 too as long as the first requests would wait for `warm`."""
+        if not self._warm:
+            raise ApiError("not_ready", "the server is still preparing its grammars", status=503)
+        return await self.health(request)
+
+    async def warm(self) -> None:
+        """Prepares a request with a grammar and one without: what is made once is there for later ones."""
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        try:
+            for fields in ({}, {"response_format": {"type": "json_object"}}):
+                await self._prepare({**body, **fields}, "chat", _new_id())
+        except Exception as error:
+            _logger.warning("the grammars could not be prepared", exc_info=error)
+        self._warm = True
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`."""

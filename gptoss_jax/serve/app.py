@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.applications import Starlette
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gptoss_jax.engine.engine_thread import EngineLike
-    from gptoss_jax.engine.statistics import Statistics
+    from gptoss_jax.engine.statistics import Occupancy, Statistics
     from gptoss_jax.serve.sealing import Sealer
     from gptoss_jax.serve.settings import ServerSettings
     from gptoss_jax.serve.store import ResponseStore
@@ -52,6 +53,7 @@ def create_app(
     settings: ServerSettings,
     *,
     statistics: Statistics | None = None,
+    occupancy: Callable[[], Occupancy] | None = None,
     store: ResponseStore | None = None,
     sealer: Sealer | None = None,
     extensions: Sequence[Extension] = (),
@@ -63,7 +65,7 @@ def create_app(
         engine: what generates.
         encoding: what renders prompts and parses completions.
         settings: the server's.
-        statistics: the engine's own figures, for `/metrics`.
+        statistics, occupancy: the engine's own figures, for `/metrics`.
         store: keeps responses, and is closed as well; None keeps nothing.
         sealer: encrypts the chain of thought for clients that ask for it; None leaves it out.
         extensions: what is served besides.
@@ -72,7 +74,7 @@ def create_app(
     Returns:
         The application; its `state.client` is the `EngineClient`.
     """
-    metrics = Metrics(engine, statistics)
+    metrics = Metrics(engine, statistics, occupancy)
     client = EngineClient(
         engine,
         encoding,
@@ -89,7 +91,9 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         for extension in extensions:
             await extension.start(client)
+        warming = asyncio.ensure_future(api.warm())
         yield
+        await warming
         for extension in extensions:
             await extension.stop()
         client.close()
@@ -108,7 +112,7 @@ def create_app(
         Route("/v1/models", api.models),
         Route("/v1/models/{model:path}", api.model),
         Route("/health", api.health),
-        Route("/ready", api.health),
+        Route("/ready", api.ready),
         Route("/metrics", api.metrics),
         *(route for extension in extensions for route in extension.routes()),
     ]

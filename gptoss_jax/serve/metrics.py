@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gptoss_jax.answers import Sample, usage_of
 
 if TYPE_CHECKING:
     from gptoss_jax.engine.engine_thread import EngineLike
-    from gptoss_jax.engine.statistics import Statistics
+    from gptoss_jax.engine.statistics import Occupancy, Statistics
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -23,8 +23,13 @@ _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 class Metrics:
     """The figures of one server, in a registry of their own."""
 
-    def __init__(self, engine: EngineLike, statistics: Statistics | None) -> None:
-        """`statistics`: the engine's own figures, if it has any."""
+    def __init__(
+        self,
+        engine: EngineLike,
+        statistics: Statistics | None,
+        occupancy: Callable[[], Occupancy] | None = None,
+    ) -> None:
+        """`statistics`, `occupancy`: the engine's own figures, if it has any."""
         self.registry = CollectorRegistry()
         name = "gptoss_jax"
         self.requests = Counter(
@@ -76,6 +81,9 @@ class Metrics:
         )
         if statistics is not None:
             self.registry.register(_EngineFigures(statistics))
+            self.registry.register(_CacheFigures(statistics))
+        if occupancy is not None:
+            self.registry.register(_OccupancyFigures(occupancy))
 
     def count_samples(self, samples: Sequence[Sample], seconds: float) -> None:
         """Counts the samples of a request that is finished after so many seconds."""
@@ -108,3 +116,51 @@ class _EngineFigures(Collector):
             family = CounterMetricFamily(f"gptoss_jax_engine_{field.name}", about)
             family.add_metric([], getattr(self._statistics, field.name))
             yield family
+
+
+class _CacheFigures(Collector):
+    """The figures of the prefix cache and of preemption by the names that dashboards look for."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures."""
+        now = self._statistics
+        for name, about, value in (
+            (
+                "prefix_cache_queries",
+                "Prompt tokens that were looked for in the prefix cache.",
+                now.prompt_tokens,
+            ),
+            ("prefix_cache_hits", "Prompt tokens that came from the prefix cache.", now.cached_tokens),
+            ("num_preemptions", "How often a sample lost its slot and pages to others.", now.preemptions),
+        ):
+            yield CounterMetricFamily(f"gptoss_jax_{name}", about, value=value)
+
+
+class _OccupancyFigures(Collector):
+    """Slots, queue and pages, read when they are asked for."""
+
+    def __init__(self, occupancy: Callable[[], Occupancy]) -> None:
+        self._occupancy = occupancy
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures."""
+        now = self._occupancy()
+        pages = now.used_pages + now.cached_pages + now.free_pages
+        for name, about, value in (
+            ("num_requests_running", "Samples that have a slot.", now.busy_slots),
+            ("num_requests_waiting", "Samples that wait for a slot in the engine.", now.waiting),
+            ("kv_cache_usage", "The part of the pages that samples hold, 0 to 1.", now.used_pages / pages),
+        ):
+            yield GaugeMetricFamily(f"gptoss_jax_{name}", about, value=value)
+        states = GaugeMetricFamily(
+            "gptoss_jax_pages",
+            "Pages: held by samples (used), only by the prefix cache (cached), by nobody (free).",
+            labels=["state"],
+        )
+        states.add_metric(["used"], now.used_pages)
+        states.add_metric(["cached"], now.cached_pages)
+        states.add_metric(["free"], now.free_pages)
+        yield states

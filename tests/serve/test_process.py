@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,7 +104,10 @@ def test_a_server_whose_engine_failed_ends_with_the_reason() -> None:
 
 def test_the_command_serves_the_embedded_model_until_sigterm() -> None:
     with running("-m", "gptoss_jax", "serve", "--port", "0", "--slots", "1") as (process, url):
-        assert httpx.get(f"{url}/ready", timeout=60).status_code == 200
+        end = time.monotonic() + 60
+        while httpx.get(f"{url}/ready", timeout=60).status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
         assert httpx.get(f"{url}/v1/models", timeout=60).json()["data"][0]["id"] == "tiny"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
