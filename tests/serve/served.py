@@ -35,12 +35,12 @@ def serving(
     AppStatus.disable_automatic_graceful_drain()
     listening = listen("127.0.0.1", 0)
     named = {"model": "tiny", "date": DATE, **settings}
-    statistics = getattr(engine, "statistics", None)
     app = create_app(
         engine,
         encoding,
         ServerSettings(**named),
-        statistics=statistics,
+        statistics=getattr(engine, "statistics", None),
+        occupancy=getattr(engine, "occupancy", None),
         store=store,
         sealer=sealer,
         tools=tools,
