@@ -115,6 +115,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="the most tokens of reasoning where a request does not say; 0 for no limit (default: three "
         "quarters of what fits behind the prompt)",
     )
+    answers.add_argument(
+        "--summarizer",
+        metavar="WHAT",
+        help="what makes summaries of the chain of thought for requests that ask for them: module:function, "
+        "which is called with the text and gives its summary; or model, the model itself (default: no "
+        "summaries)",
+    )
+    answers.add_argument(
+        "--summarizer-seconds",
+        type=whole_number(1),
+        default=30,
+        metavar="N",
+        help="the most that making a summary may take, in seconds; it stays empty then (default: 30)",
+    )
     add_header_guard_option(answers)
     answers.add_argument(
         "--history",
@@ -160,6 +174,7 @@ def run(options: argparse.Namespace) -> int:
         from gptoss_jax.serve import ServerSettings, create_app, run_server
         from gptoss_jax.serve.sealing import Sealer
         from gptoss_jax.serve.store import ResponseStore
+        from gptoss_jax.serve.summaries import load_summarizer
         from gptoss_jax.serve.tool_loop import DEFAULT_LIMITS, ToolLimits
     except ImportError as error:
         raise CommandError(f"serve needs the package {error.name}: pip install 'gptoss-jax[serve]'") from None
@@ -175,6 +190,12 @@ def run(options: argparse.Namespace) -> int:
     name = options.model_name or (
         options.checkpoint if options.checkpoint == "tiny" else checkpoint.path.name
     )
+    summarizer = options.summarizer
+    if summarizer not in (None, "model"):
+        try:
+            summarizer = load_summarizer(summarizer)
+        except ValueError as error:
+            raise CommandError(f"--summarizer is {error}") from None
     settings = ServerSettings(
         model=name,
         sampling=dataclasses.replace(sampling_of(options), reasoning_budget=options.reasoning_budget or None),
@@ -187,6 +208,8 @@ def run(options: argparse.Namespace) -> int:
         reasoning_field=options.reasoning_field,
         api_keys=keys,
         page=options.page,
+        summarizer=summarizer,
+        summary_seconds=options.summarizer_seconds,
         max_body_bytes=options.max_body_mib << 20,
         max_samples=options.max_samples,
         max_seconds=options.max_seconds,

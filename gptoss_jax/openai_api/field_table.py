@@ -234,7 +234,7 @@ WITHOUT_EFFECT = (
     _without_effect(
         "reasoning.summary reasoning.generate_summary",
         "string",
-        "no summary is made: the reasoning itself is in the answer",
+        "a batch makes no summary, a server where it is told how: the reasoning itself is in the answer",
     ),
     _without_effect(
         "media_io_kwargs mm_processor_kwargs images_config image",

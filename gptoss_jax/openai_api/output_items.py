@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gptoss_jax.answers import Sample, kind_of, text_of
@@ -28,6 +28,7 @@ class ItemMaker:
     with_reasoning: whether the chain of thought stands in its items as text.
     seal: what makes the `encrypted_content` of reasoning items; None for items without it.
     with_outputs: whether calls of the code interpreter have their outputs.
+    summaries: the summaries of reasoning, by the numbers of its messages; None if none are wanted.
 
     What built-in tools were told and answered is seen where the chain of thought is.
     """
@@ -37,19 +38,21 @@ class ItemMaker:
     with_reasoning: bool = True
     seal: Seal | None = None
     with_outputs: bool = False
+    summaries: Mapping[int, str] | None = None
 
     def is_shown(self, message: Message) -> bool:
         """Whether a message becomes an item.
 
         Messages without text do not, unless they are calls; nor do those of other roles than the assistant's,
-        which a model can only have made up; nor does reasoning that is neither shown nor sealed.
+        which a model can only have made up; nor does reasoning that is neither shown, sealed nor summarised.
         """
         kind = kind_of(message)
         if kind == "call":
             return True
         if kind is None or not text_of(message):
             return False
-        return kind != "reasoning" or self.with_reasoning or self.seal is not None
+        is_wanted = self.with_reasoning or self.seal is not None or self.summaries is not None
+        return kind != "reasoning" or is_wanted
 
     def item(self, message: Message, number: int, tokens: Sequence[ScoredToken] = ()) -> dict[str, Any]:
         """The item of the `number`-th message of a completion.
@@ -68,6 +71,8 @@ class ItemMaker:
                 del item["content"]
             if self.seal is not None:
                 item["encrypted_content"] = self.seal(text_of(message))
+            if self.summaries is not None and number in self.summaries:
+                item["summary"] = [{"type": "summary_text", "text": self.summaries[number]}]
         return item
 
     def built_in_item(self, call: BuiltInCall, number: int) -> dict[str, Any]:

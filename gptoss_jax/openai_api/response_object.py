@@ -25,6 +25,8 @@ class ResponseMaker:
     unique: what tells the response from all others; its id and those of its items are made of it.
     created: a Unix time in seconds.
     seal: what encrypts the chain of thought for the client to send back; None if it did not ask for that.
+    summaries: the summaries of reasoning, by the numbers of its messages, filled as they are made; None if
+        none are wanted.
     store, background, previous_response_id: as the response says of itself.
     """
 
@@ -34,6 +36,7 @@ class ResponseMaker:
     model: str
     created: int
     seal: Seal | None = None
+    summaries: dict[int, str] | None = None
     store: bool = False
     background: bool = False
     previous_response_id: str | None = None
@@ -48,7 +51,8 @@ class ResponseMaker:
         """What makes the items of its output."""
         include = self.prepared.body.get("include") or ()
         with_outputs = "code_interpreter_call.outputs" in include
-        return ItemMaker(self.encoding, self.unique, self.prepared.with_reasoning, self.seal, with_outputs)
+        shown = self.prepared.with_reasoning
+        return ItemMaker(self.encoding, self.unique, shown, self.seal, with_outputs, self.summaries)
 
     def whole(self, sample: Sample) -> dict[str, Any]:
         """The response of a sample that has ended, for whatever reason."""
@@ -97,7 +101,10 @@ class ResponseMaker:
             "output": output,
             "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
             "previous_response_id": self.previous_response_id,
-            "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+            "reasoning": {
+                "effort": reasoning.get("effort"),
+                "summary": None if self.summaries is None else reasoning.get("summary"),
+            },
             "store": self.store,
             "temperature": sampling.temperature,
             "text": {"format": text.get("format") or {"type": "text"}},

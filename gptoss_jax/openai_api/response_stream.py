@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class SummaryReady:
+    """A reasoning message has ended, and this is its summary. It comes before the events of the next message.
+
+    message: its index in `Sample.messages`.
+    """
+
+    message: int
+    text: str
+
+
 class ResponseStream:
     """Makes the events of one response, in the published order, each with the next `sequence_number`.
 
@@ -59,8 +70,10 @@ class ResponseStream:
         """The events with which a response that was queued begins."""
         return [self._event("response.in_progress", response=self._maker.unfinished("in_progress"))]
 
-    def add(self, event: StreamEvent) -> list[Event]:
+    def add(self, event: StreamEvent | SummaryReady) -> list[Event]:
         """The events of an event of the sample."""
+        if isinstance(event, SummaryReady):
+            return self._summary(event)
         if isinstance(event, Finished):
             return self._finish(event.result)
         if isinstance(event, ToolCallDelta):
@@ -115,6 +128,24 @@ class ResponseStream:
         place = self._open.part_place()
         events.append(self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs))
         return events
+
+    def _summary(self, summary: SummaryReady) -> list[Event]:
+        """The events of a summary, behind those with which its text ends."""
+        item, summaries = self._open, self._maker.summaries
+        if item is None or item.number != summary.message or summaries is None:
+            return []
+        summaries[summary.message] = summary.text
+        kind, place = "response.reasoning_summary", {**item.place(), "summary_index": 0}
+        part = {"type": "summary_text", "text": summary.text}
+        events = self._part_done(item.message, item)
+        item.is_told = True
+        return [
+            *events,
+            self._event(f"{kind}_part.added", **place, part={**part, "text": ""}),
+            self._event(f"{kind}_text.delta", **place, delta=summary.text),
+            self._event(f"{kind}_text.done", **place, text=summary.text),
+            self._event(f"{kind}_part.done", **place, part=part),
+        ]
 
     def _begin(self, message: Message, number: int) -> list[Event]:
         """The events with which the item of a message begins."""
@@ -192,7 +223,7 @@ class ResponseStream:
         message, events = item.message, []
         if kind_of(message) != "call":
             message = _message_of("".join(item.texts), message.channel)
-            events = self._part_done(message, item)
+            events = [] if item.is_told else self._part_done(message, item)
         whole = self._items.item(message, item.number, item.tokens)
         self._done.append(whole)
         if sample is not None:
@@ -217,7 +248,10 @@ class ResponseStream:
 
 @dataclasses.dataclass
 class _OpenItem:
-    """The item that is being streamed: its message as far as it is known, and the message's number."""
+    """The item that is being streamed: its message as far as it is known, and the message's number.
+
+    is_told: True if the events with which its text ends were told, and its summary behind them.
+    """
 
     message: Message
     number: int
@@ -225,6 +259,7 @@ class _OpenItem:
     index: int
     texts: list[str] = dataclasses.field(default_factory=list)
     tokens: list[ScoredToken] = dataclasses.field(default_factory=list)
+    is_told: bool = False
 
     def place(self) -> dict[str, Any]:
         """What events say of where they belong."""

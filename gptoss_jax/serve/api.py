@@ -37,6 +37,7 @@ from gptoss_jax.serve.responses import (
     response_events,
     streamed_after,
 )
+from gptoss_jax.serve.summaries import PROMPT, SUMMARY_TOKENS, Summarizer, asks_for_summary, summaries_of
 from gptoss_jax.serve.tokens import token_object
 
 if TYPE_CHECKING:
@@ -87,6 +88,29 @@ class Api:
             ignore_unknown_tools=True,
             built_in={tool.name: tool.declaration for tool in client.tools},
         )
+
+        self._summarizer = self._new_summarizer()
+
+    def _new_summarizer(self) -> Summarizer | None:
+        function = self._settings.summarizer
+        if function is None:
+            return None
+        if function == "model":
+            function = self._summary_by_model
+        return Summarizer(function, self._settings.summary_seconds)
+
+    async def _summary_by_model(self, text: str) -> str:
+        """What the model says of its own chain of thought, as a request like any other."""
+        messages = [{"role": "developer", "content": PROMPT}, {"role": "user", "content": text}]
+        body = {"messages": messages, "reasoning_effort": "low", "reasoning": {"max_tokens": SUMMARY_TOKENS}}
+        prepared = await self._prepare(body, "chat", _new_id())
+        generation = self._client.start(prepared.request)
+        try:
+            async for _ in generation:
+                pass
+            return generation.samples[0].text
+        finally:
+            generation.close()
 
     async def close(self) -> None:
         """Waits until what has become of background responses is kept; the engine has stopped by now."""
@@ -183,6 +207,7 @@ class Api:
             reason = "store is false" if self._store is not None else NO_STORE
             message = f"background needs a stored response: {reason}"
             raise ApiError("unsupported_field", message, "background")
+        summarize = self._summarizer if asks_for_summary(body) else None
         maker = ResponseMaker(
             prepared,
             self._client.encoding,
@@ -190,6 +215,7 @@ class Api:
             self._settings.model,
             int(time.time()),
             seal=self._sealer.seal if delivery.sealed and self._sealer is not None else None,
+            summaries=None if summarize is None else {},
             store=store is not None,
             background=delivery.background,
             previous_response_id=delivery.previous,
@@ -197,16 +223,18 @@ class Api:
         keeper = Keeper(store, maker, asked or [])
         generation = self._client.start(prepared.request, prepared.rounds, most_calls=delivery.most_calls)
         if delivery.background:
-            answer = await self._background.start(maker, generation, keeper)
+            answer = await self._background.start(maker, generation, keeper, summarize)
             if delivery.stream:
                 return EventStream(await self._stored.events(maker.id, -1), headers=_headers(unique))
             return json_response(answer, headers=_headers(unique))
         if delivery.stream:
-            events = response_events(ResponseStream(maker), generation, keeper)
+            events = response_events(ResponseStream(maker), generation, keeper, summarize)
             return EventStream(events, generation, _headers(unique))
         samples = await _whole(generation, request)
         if samples is None:
             return Response(status_code=_CLIENT_GONE)
+        if summarize is not None and maker.summaries is not None:
+            maker.summaries.update(await summaries_of(samples[0], summarize))
         answer = maker.whole(samples[0])
         await keeper.keep(answer, samples[0])
         return json_response(answer, headers=_headers(unique))

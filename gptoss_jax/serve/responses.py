@@ -17,10 +17,14 @@ from gptoss_jax.openai_api.response_replay import replayed
 from gptoss_jax.serve.event_log import EventLog
 from gptoss_jax.serve.http import event, told
 from gptoss_jax.serve.store import Stored
+from gptoss_jax.serve.summaries import with_summaries
 
 if TYPE_CHECKING:
+    from gptoss_jax.answers import StreamEvent
+    from gptoss_jax.openai_api.response_stream import SummaryReady
     from gptoss_jax.serve.generation import Generation
     from gptoss_jax.serve.store import ResponseStore
+    from gptoss_jax.serve.summaries import Summarizer
 
 _logger = logging.getLogger("gptoss_jax.serve")
 
@@ -85,7 +89,10 @@ class Keeper:
 
 
 async def response_events(
-    stream: ResponseStream, generation: Generation, keeper: Keeper
+    stream: ResponseStream,
+    generation: Generation,
+    keeper: Keeper,
+    summarize: Summarizer | None = None,
 ) -> AsyncIterator[bytes]:
     """The events of a response's stream, which ends with the response: completed, incomplete or failed.
 
@@ -94,7 +101,7 @@ async def response_events(
     yield b"".join(event(said, said["type"]) for said in stream.start())
     batch: list[bytes] = []  # the events of one delivery of the engine, which are sent together
     try:
-        async for events in generation:
+        async for events in _events_of(generation, summarize):
             for one in events:
                 for said in stream.add(one):
                     if said["type"] in _ENDS:
@@ -108,13 +115,25 @@ async def response_events(
         yield b"".join(batch)
 
 
+def _events_of(
+    generation: Generation, summarize: Summarizer | None
+) -> AsyncIterator[list[StreamEvent | SummaryReady]] | AsyncIterator[list[StreamEvent]]:
+    return generation.__aiter__() if summarize is None else with_summaries(generation, summarize)
+
+
 class BackgroundResponses:
     """The responses that are generated while nobody need wait."""
 
     def __init__(self) -> None:
         self._work: dict[str, tuple[asyncio.Task[None], EventLog]] = {}
 
-    async def start(self, maker: ResponseMaker, generation: Generation, keeper: Keeper) -> dict[str, Any]:
+    async def start(
+        self,
+        maker: ResponseMaker,
+        generation: Generation,
+        keeper: Keeper,
+        summarize: Summarizer | None = None,
+    ) -> dict[str, Any]:
         """Starts one, and returns it as it is now."""
         response, stream, log = maker.unfinished("queued"), ResponseStream(maker), EventLog()
         log.add(stream.start())
@@ -123,7 +142,7 @@ class BackgroundResponses:
         except BaseException:
             generation.close()
             raise
-        task = asyncio.ensure_future(self._run(stream, log, maker, generation, keeper))
+        task = asyncio.ensure_future(self._run(stream, log, maker, generation, keeper, summarize))
         self._work[maker.id] = task, log
         task.add_done_callback(lambda _: self._work.pop(maker.id, None))
         return response
@@ -153,13 +172,14 @@ class BackgroundResponses:
         maker: ResponseMaker,
         generation: Generation,
         keeper: Keeper,
+        summarize: Summarizer | None,
     ) -> None:
         """Keeps the response before its last event is told."""
         ending: list[dict[str, Any]] = []
         sample: Sample | None = None
         try:
             is_first = True
-            async for events in generation:
+            async for events in _events_of(generation, summarize):
                 if is_first:
                     log.add(stream.begin())
                     if not generation.samples:

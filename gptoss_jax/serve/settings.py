@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from gptoss_jax.engine.request import SamplingParams
 from gptoss_jax.openai_api.rendering import History
+from gptoss_jax.serve.summaries import Summarize
 from gptoss_jax.serve.tool_loop import DEFAULT_LIMITS, ToolLimits
 
 MAX_BODY_BYTES = 16 << 20
 MAX_SAMPLES = 2048
+SUMMARY_SECONDS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,9 @@ class ServerSettings:
     reasoning_share: where neither a request nor `sampling` has a reasoning budget, this part of the tokens
         that fit behind the prompt; None for no limit.
     reasoning_field: the field of chat messages and deltas that has the chain of thought.
+    summarizer: what makes summaries of the chain of thought for requests that ask for them: a function, or
+        "model" for the model itself; None for no summaries.
+    summary_seconds: the most that making one may take.
     api_keys: a request must carry one of them; none lets everybody in.
     page: whether the page is at `/`.
     max_body_bytes: the longest body of a request.
@@ -43,6 +49,8 @@ class ServerSettings:
     hide_reasoning: bool = False
     reasoning_field: str = "reasoning"
     reasoning_share: float | None = None
+    summarizer: Summarize | Literal["model"] | None = None
+    summary_seconds: float = SUMMARY_SECONDS
     api_keys: tuple[str, ...] = ()
     page: bool = True
     max_body_bytes: int = MAX_BODY_BYTES

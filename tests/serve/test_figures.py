@@ -28,14 +28,14 @@ def figures(url: str) -> dict[str, float]:
 
 
 def test_slots_pages_and_prefix_hits_are_told(tiny_url: str, client: OpenAI) -> None:
-    messages = [{"role": "user", "content": "Say something about numbers. " * 30}]
+    messages = [{"role": "user", "content": "Say something about numbers. " * 14}]
     before = figures(tiny_url)
     for _ in range(4):  # what several prompts begin with is kept
         client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
     after = figures(tiny_url)
     assert after["prefix_cache_hits_total"] > before["prefix_cache_hits_total"]
     queries = after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"]
-    assert queries == after["tokens_total:prompt"] - before["tokens_total:prompt"]
+    assert queries == after["tokens_total:prompt"] - before.get("tokens_total:prompt", 0)
     assert after["pages:cached"] > before["pages:cached"]
     pages = [sum(told[f"pages:{state}"] for state in ("used", "cached", "free")) for told in (before, after)]
     assert pages[0] == pages[1]
