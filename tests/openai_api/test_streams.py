@@ -165,6 +165,13 @@ def replayed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             part["text"] += event["delta"]
             if "logprobs" in event:
                 part["logprobs"] += event["logprobs"]
+        if kind == "reasoning_summary_part.added":
+            assert event["summary_index"] == len(output[event["output_index"]]["summary"])
+            output[event["output_index"]]["summary"].append(dict(event["part"]))
+        if kind == "reasoning_summary_text.delta":
+            output[event["output_index"]]["summary"][event["summary_index"]]["text"] += event["delta"]
+        if kind == "reasoning_summary_part.done":
+            assert output[event["output_index"]]["summary"][event["summary_index"]] == event["part"]
         if kind == "function_call_arguments.delta":
             output[event["output_index"]]["arguments"] += event["delta"]
         if kind in ("reasoning_text.done", "output_text.done"):
