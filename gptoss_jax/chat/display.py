@@ -9,6 +9,8 @@ from gptoss_jax.terminal import printable
 
 _DIM, _RED, _PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 _THINKING = "thinking…"
+_TOOL_CHARACTERS = 400
+"""How much of what a built-in tool is given is shown."""
 
 
 class Display:
@@ -67,6 +69,17 @@ class Display:
         self.finish()
         self._out.write(printable(f"[call] {name} {arguments}") + "\n")
         self._out.flush()
+
+    def tool_call(self, name: str, text: str) -> None:
+        """Shows in one line what a built-in tool is given."""
+        line = " ⏎ ".join(part.strip() for part in text.splitlines() if part.strip())
+        shown = line if len(line) <= _TOOL_CHARACTERS else line[: _TOOL_CHARACTERS - 1] + "…"
+        self.note(f"[{name}] {shown}")
+
+    def tool_result(self, text: str) -> None:
+        """Shows what a built-in tool answers, where the chain of thought is shown, to which it belongs."""
+        if self.show_reasoning:
+            self.note(text)
 
     def note(self, text: str) -> None:
         """A line beside the conversation."""

@@ -13,6 +13,7 @@ from gptoss_jax.llm import EngineStopped, Finished, PreambleDelta, ReasoningDelt
 if TYPE_CHECKING:
     from gptoss_jax.engine.request import SamplingParams
     from gptoss_jax.llm import LLM, Sample
+    from harmony import ToolNamespaceConfig
 
 
 class LocalBackend:
@@ -25,6 +26,7 @@ class LocalBackend:
         sampling: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         date: str | None = None,
+        built_in_tools: Sequence[ToolNamespaceConfig] | None = None,
     ) -> None:
         """The `llm` belongs to the backend from now on, and is closed with it. The other arguments hold for
         every answer: see `LLM.stream`."""
@@ -33,12 +35,18 @@ class LocalBackend:
         self._sampling = sampling
         self._tools = tools
         self._date = date
+        self._built_in_tools = built_in_tools
 
     def answer(self, messages: Sequence[ChatMessage], effort: str | None) -> Generator[Piece | Answer]:
         """See `Backend`."""
         try:
             stream = self._llm.stream(
-                messages, self._sampling, effort=effort, tools=self._tools, date=self._date
+                messages,
+                self._sampling,
+                effort=effort,
+                tools=self._tools,
+                date=self._date,
+                built_in_tools=self._built_in_tools,
             )
             with stream:
                 last = None  # the message that text for the user came from

@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gptoss_jax.chat.backend import Answer, Backend, ChatMessage, Piece
 from gptoss_jax.chat.commands import COMMANDS, split_command
 from gptoss_jax.chat.display import Display
 from gptoss_jax.chat.errors import ChatError, one_line
 from gptoss_jax.chat.interrupts import until_interrupted
+from gptoss_jax.chat.tools import ToolRunner
 from gptoss_jax.chat.transcript import Transcript
+
+INTERRUPTED = "The user interrupted the call."
+"""The result of a call of a built-in tool that Ctrl-C ended."""
+
+NOT_RUN = "The call was not run: no more calls are allowed for this answer."
+"""The result of a call of a built-in tool beyond the limit."""
 
 
 class MessageInput(Protocol):
@@ -45,6 +52,8 @@ class Chat:
         *,
         effort: str | None = None,
         stats: bool = True,
+        tools: ToolRunner | None = None,
+        rounds: int = 50,
     ) -> None:
         """A chat.
 
@@ -55,6 +64,8 @@ class Chat:
             display: shows answers.
             effort: "low", "medium" or "high"; None for the default of the backend.
             stats: True for a line of tokens, rate and finish reason after every answer.
+            tools: runs the calls of built-in tools; None if there are none. The caller closes it.
+            rounds: how often the model may call built-in tools before it answers.
         """
         self.failures = 0
         self._backend = backend
@@ -63,6 +74,8 @@ class Chat:
         self._display = display
         self._effort = effort
         self._stats = stats
+        self._tools = tools
+        self._rounds = rounds
         self._actions: dict[str, Callable[[str], None]] = {
             "/help": self._help,
             "/clear": self._clear,
@@ -102,8 +115,11 @@ class Chat:
     def _turn(self) -> None:
         """Answers the last message, with the results of the functions that the model calls, and saves."""
         try:
-            while self._answer() and self._ask_results():
-                pass
+            rounds = 0
+            while self._answer():
+                rounds += 1
+                if not all(self._give_result(call, rounds) for call in self._transcript.open_calls()):
+                    break
         finally:
             self._transcript.close_calls()
             self._transcript.save()
@@ -148,6 +164,8 @@ class Chat:
                 message["finish_reason"] = answer.finish_reason
             self._transcript.add_answer(message)
         for call in calls or []:
+            if self._tools is not None and self._tools.owns(call):
+                continue  # it is shown when it is run
             self._display.call(call["function"]["name"], call["function"]["arguments"])
         if self._stats:
             self._display.note(_statistics(answer, seconds))
@@ -168,18 +186,37 @@ class Chat:
         part = "the answer so far is kept" if content else "the reasoning so far is kept"
         return f"{part}: /retry asks again"
 
-    def _ask_results(self) -> bool:
-        """Asks the user for the results of the calls, since nobody else runs them. False if Ctrl-C says that
-        there is none."""
-        for call in self._transcript.open_calls():
-            try:
-                result = self._input.result(call["function"]["name"])
-            except KeyboardInterrupt:
-                if not self._input.is_interactive:
-                    raise
-                self._display.note("the call gets no result")
-                return False
-            self._transcript.add_result(call, result)
+    def _give_result(self, call: dict[str, Any], rounds: int) -> bool:
+        """Adds the result of a call: from a built-in tool, or else from the user. False ends the turn."""
+        if self._tools is None or not self._tools.owns(call):
+            return self._ask_result(call)
+        if rounds > self._rounds:
+            self._display.note(f"the model has used its tools {self._rounds} times (--tool-rounds)")
+            self._transcript.add_result(call, NOT_RUN)
+            return False
+        function = call["function"]
+        self._display.tool_call(function["name"], function["arguments"])
+        try:
+            for result in until_interrupted(self._tools.run(call)):
+                self._display.tool_result(result)
+                self._transcript.add_result(call, result)
+        except KeyboardInterrupt:
+            self._transcript.add_result(call, INTERRUPTED)
+            self._display.note("the call is interrupted")
+            return False
+        return True
+
+    def _ask_result(self, call: dict[str, Any]) -> bool:
+        """Asks the user for the result of a call, since nobody else runs it. False if Ctrl-C says that there
+        is none."""
+        try:
+            result = self._input.result(call["function"]["name"])
+        except KeyboardInterrupt:
+            if not self._input.is_interactive:
+                raise
+            self._display.note("the call gets no result")
+            return False
+        self._transcript.add_result(call, result)
         return True
 
     # Commands
@@ -209,6 +246,7 @@ class Chat:
     def _clear(self, argument: str) -> None:
         path = self._transcript.path
         self._transcript.clear()
+        self._reset_tools()
         kept = f"; {path} keeps the one before, and this one is not saved" if path else ""
         self._display.note(f"a new conversation begins{kept}")
 
@@ -244,7 +282,13 @@ class Chat:
         if not path.exists():
             raise ChatError(f"there is no file {path}")
         self._transcript = Transcript.load(path)
+        self._reset_tools()
         self._display.note(f"{path}: {described(self._transcript)}")
+
+    def _reset_tools(self) -> None:
+        """Another conversation has tools of its own."""
+        if self._tools is not None:
+            self._tools.reset()
 
 
 def described(transcript: Transcript) -> str:

@@ -14,13 +14,16 @@ from gptoss_jax.commands.options import (
     add_header_guard_option,
     add_model_options,
     add_sampling_options,
+    add_tool_options,
     check_checkpoint,
     load_engine,
+    tools_of,
 )
 from gptoss_jax.commands.parsing import CommandError
 
 if TYPE_CHECKING:
     from gptoss_jax.chat import Backend, MessageInput, Transcript
+    from gptoss_jax.tools import Tool
 
 KEY_VARIABLE = "GPTOSS_JAX_API_KEY"
 
@@ -34,6 +37,10 @@ _LOCAL = {
     "distributed": "--distributed",
     "date": "--date",
     "header_guard": "--no-header-guard",
+    "tool": "--tool",
+    "tool_rounds": "--tool-rounds",
+    "python_seconds": "--python-seconds",
+    "python_memory_mib": "--python-memory-mib",
 }
 """Options of a model in this process, which a server cannot be given."""
 
@@ -92,6 +99,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_model_options(parser)
     add_sampling_options(parser)
     add_header_guard_option(parser)
+    add_tool_options(parser)
     # Without the option a server decides: its default may be another one.
     parser.set_defaults(run=run, temperature=None, top_p=None, seed=None, model_defaults=_defaults(parser))
 
@@ -101,9 +109,11 @@ def run(options: argparse.Namespace) -> int:
     _check_options(options)
     try:
         from gptoss_jax.chat import Chat, Display, described
+        from gptoss_jax.chat.tools import ToolRunner
     except ImportError as error:
         raise _missing(error) from None
     tools = _read_tools(options.tools) if options.tools else None
+    built_in = tools_of(options)
     transcript = _open_transcript(options)
     terminal = _terminal()
     refused = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -116,10 +126,20 @@ def run(options: argparse.Namespace) -> int:
         live=terminal is not None and sys.stderr.isatty(),
         show_reasoning=options.show_reasoning,
     )
-    backend = _remote(options, tools) if options.url else _local(options, tools)
+    backend = _remote(options, tools) if options.url else _local(options, tools, built_in)
     if backend is None:
         return 0
-    chat = Chat(backend, transcript, messages, display, effort=options.effort, stats=not options.no_stats)
+    runner = ToolRunner(built_in) if built_in else None
+    chat = Chat(
+        backend,
+        transcript,
+        messages,
+        display,
+        effort=options.effort,
+        stats=not options.no_stats,
+        tools=runner,
+        rounds=options.tool_rounds,
+    )
     try:
         if terminal is not None:
             display.note(f"{backend.name}. /help lists commands, Ctrl-D ends.")
@@ -127,6 +147,8 @@ def run(options: argparse.Namespace) -> int:
             display.note(f"{options.resume}: {described(transcript)}")
         chat.run()
     finally:
+        if runner is not None:
+            runner.close()
         backend.close()
     return 1 if chat.failures and terminal is None else 0
 
@@ -240,7 +262,9 @@ def _remote(options: argparse.Namespace, tools: list[dict[str, Any]] | None) -> 
     return RemoteBackend(options.url, options.model, key=key or None, fields=fields, tools=tools)
 
 
-def _local(options: argparse.Namespace, tools: list[dict[str, Any]] | None) -> Backend | None:
+def _local(
+    options: argparse.Namespace, tools: list[dict[str, Any]] | None, built_in: list[Tool]
+) -> Backend | None:
     """The model in this process; None in all but the first of several processes, once that has ended."""
     from gptoss_jax.chat.local import LocalBackend
     from gptoss_jax.engine.request import SamplingParams
@@ -255,7 +279,8 @@ def _local(options: argparse.Namespace, tools: list[dict[str, Any]] | None) -> B
     llm = LLM.from_engine(
         engine, encoding, options.checkpoint, seed=options.seed or 0, header_guard=options.header_guard
     )
-    return LocalBackend(llm, sampling=sampling, tools=tools, date=options.date)
+    declarations = [tool.declaration for tool in built_in]
+    return LocalBackend(llm, sampling=sampling, tools=tools, date=options.date, built_in_tools=declarations)
 
 
 def _utf8(stream: TextIO) -> TextIO:

@@ -17,7 +17,7 @@ from harmony.openai_formats import conversation_from_chat
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from harmony import HarmonyEncoding, ToolDescription
+    from harmony import HarmonyEncoding, ToolDescription, ToolNamespaceConfig
 
 Prompt = str | Conversation | Sequence[Message] | Sequence[Mapping[str, object]] | Sequence[int]
 """One prompt: the user's text, a conversation, its messages, chat messages as dictionaries, or token ids."""
@@ -33,6 +33,8 @@ class PromptOptions(TypedDict, total=False):
     tools: functions that the model may call, as in Chat Completions:
         ``{"type": "function", "function": {"name", "description", "parameters"}}``.
     date: the current date in the system message, ``YYYY-MM-DD``; by default today's.
+    built_in_tools: built-in tools that the system message declares, such as
+        ``ToolNamespaceConfig.python()``. The caller runs their calls.
     response_schema: a JSON Schema, or a pydantic model, for the answer. The model sees it, and a grammar
         enforces it.
     """
@@ -41,6 +43,7 @@ class PromptOptions(TypedDict, total=False):
     effort: str | None
     tools: Sequence[Mapping[str, object]] | None
     date: str | None
+    built_in_tools: Sequence[ToolNamespaceConfig] | None
     response_schema: Mapping[str, object] | type[BaseModel] | None
 
 
@@ -165,13 +168,18 @@ def _from_chat(messages: list[Mapping[str, object]], options: PromptOptions) -> 
     if instructions is not None:
         messages = [{"role": "developer", "content": instructions}, *messages]
     schema = response_schema_of(options)
-    return conversation_from_chat(
+    conversation = conversation_from_chat(
         messages,
         tools=options.get("tools"),
         reasoning_effort=options.get("effort"),
         response_format=None if schema is None else strict_schema_format(schema, "chat"),
         current_date=options.get("date"),
     )
+    system = _content(conversation.messages[0], SystemContent)
+    for declaration in options.get("built_in_tools") or ():
+        if system is not None:
+            system.with_tools(declaration)
+    return conversation
 
 
 def _with_options(messages: list[Message], options: PromptOptions) -> Conversation:
@@ -182,11 +190,14 @@ def _with_options(messages: list[Message], options: PromptOptions) -> Conversati
         messages.insert(0, made[0])
     else:
         system = _content(made[0], SystemContent)
-        fields = {"effort": "reasoning_effort", "date": "conversation_start_date"}
+        fields = {"effort": "reasoning_effort", "date": "conversation_start_date", "built_in_tools": "tools"}
         given = [field for option, field in fields.items() if options.get(option) is not None]
         changes = {field: getattr(system, field) for field in given}
+        own = _content(messages[0], SystemContent)
+        if own is not None and "tools" in changes:
+            changes["tools"] = {**(own.tools or {}), **changes["tools"]}
         if changes:
-            messages[0] = _changed(messages[0], SystemContent, changes, "effort and date")
+            messages[0] = _changed(messages[0], SystemContent, changes, "effort, date and built_in_tools")
     if len(made) == 3:
         added = _content(made[1], DeveloperContent)
         if len(messages) < 2 or messages[1].author.role is not Role.DEVELOPER:

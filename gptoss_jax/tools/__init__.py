@@ -5,6 +5,6 @@ conversation, and run the calls that the model makes.
 """
 
 from gptoss_jax.tools.sessions import ToolSessions
-from gptoss_jax.tools.types import Tool, ToolSession, answer_to
+from gptoss_jax.tools.types import Tool, ToolSession, answer_to, text_of
 
-__all__ = ["Tool", "ToolSession", "ToolSessions", "answer_to"]
+__all__ = ["Tool", "ToolSession", "ToolSessions", "answer_to", "text_of"]

@@ -11,8 +11,10 @@ import pytest
 from checkpoints import open_checkpoint
 from gptoss_jax.chat import Chat, Display, Transcript
 from gptoss_jax.chat.local import LocalBackend
+from gptoss_jax.chat.tools import ToolRunner
 from gptoss_jax.engine.request import Request
 from gptoss_jax.llm import LLM
+from gptoss_jax.tools import Tool
 from gptoss_jax.vocabulary import load_encoding_for
 from harmony import HarmonyEncoding
 from tests.llm.fake_engine import FakeEngine, Script
@@ -84,6 +86,8 @@ def held(encoding: HarmonyEncoding) -> Iterator[Callable[..., Held]]:
         tools: list[dict[str, Any]] | None = None,
         stats: bool = False,
         engine: dict[str, Any] | None = None,
+        built_in: list[Tool] | None = None,
+        rounds: int = 50,
     ) -> Held:
         queue = iter(()) if callable(answers) else iter(answers)
 
@@ -97,9 +101,15 @@ def held(encoding: HarmonyEncoding) -> Iterator[Callable[..., Held]]:
         out, notes, lines = io.StringIO(), io.StringIO(), Typed(*typed, is_interactive=is_interactive)
         transcript = transcript or Transcript(instructions, path)
         display = Display(out, notes, colour=colour, live=live, show_reasoning=show_reasoning)
-        backend = LocalBackend(llm, tools=tools, date="2026-01-01")
-        chat = Chat(backend, transcript, lines, display, stats=stats)
-        chat.run()
+        declared = [tool.declaration for tool in built_in or ()]
+        backend = LocalBackend(llm, tools=tools, date="2026-01-01", built_in_tools=declared)
+        runner = ToolRunner(built_in) if built_in else None
+        chat = Chat(backend, transcript, lines, display, stats=stats, tools=runner, rounds=rounds)
+        try:
+            chat.run()
+        finally:
+            if runner is not None:
+                runner.close()
         prompts = [encoding.decode(request.prompt) for request in scripted.requests.values()]
         return Held(chat, chat._transcript, out.getvalue(), notes.getvalue(), prompts, lines.asked)
 

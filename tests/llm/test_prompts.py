@@ -157,7 +157,7 @@ def test_token_ids_are_the_prompt_as_they_are(encoding: HarmonyEncoding) -> None
         (
             [Message.from_role_and_content(Role.SYSTEM, "plain"), USER],
             {"effort": "low"},
-            "effort and date cannot be set: the system message is plain text",
+            "effort, date and built_in_tools cannot be set: the system message is plain text",
         ),
         (
             [
@@ -240,3 +240,12 @@ def test_a_response_schema_is_shown_and_enforced(answering, encoding: HarmonyEnc
     message = r"^response_schema and sampling.grammar are both given: give one of them$"
     with pytest.raises(RequestError, match=message):
         llm.generate("a", request.sampling, response_schema=Sum)
+
+
+def test_built_in_tools_join_those_that_the_system_message_has(encoding: HarmonyEncoding) -> None:
+    system = SystemContent().with_browser_tool()
+    messages = [Message.from_role_and_content(Role.SYSTEM, system), USER]
+    prepared = rendered_prompt(messages, {"built_in_tools": [ToolNamespaceConfig.python()]}, encoding)
+    text = encoding.decode(prepared.tokens)
+    assert "namespace browser {" in text and "## python" in text
+    assert list(system.tools or {}) == ["browser"], "what the caller gave stays as it is"
