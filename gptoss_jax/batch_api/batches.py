@@ -197,11 +197,18 @@ def expires_after(value: object, name: str) -> int | None:
 def _metadata(value: object) -> dict[str, str] | None:
     if value is None:
         return None
-    if (
-        not isinstance(value, Mapping)
-        or len(value) > 16
-        or not all(isinstance(text, str) and len(text) <= 512 for text in value.values())
-        or any(len(name) > 64 for name in value)
-    ):
+    if not isinstance(value, Mapping) or len(value) > 16:
         raise bad_value("metadata", value, _METADATA)
+    for name, text in value.items():
+        if not isinstance(text, str) or len(text) > 512 or len(name) > 64 or not _is_text(name + text):
+            raise bad_value("metadata", value, _METADATA)
     return dict(value)
+
+
+def _is_text(text: str) -> bool:
+    """False for lone surrogates, which are no characters: not every client could read them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
