@@ -16,6 +16,10 @@ A call ↔ a function call, whose name is the recipient without `functions.`. A 
 made of it again. If a client leaves it out, a call of such a name is a call of the built-in tool on
 `analysis`, unless the request defines a function with that name.
 
+A chat message may have in the same field `{"harmony": {"messages": […]}}`: the turn as it was, where calls
+of built-in tools were run in its midst. It is read instead of reasoning and content, unless the content was
+changed.
+
 Unknown fields and unknown types of tools are ignored, as clients of the APIs expect. What cannot be expressed
 in harmony raises HarmonyFormatError, which names the field.
 """

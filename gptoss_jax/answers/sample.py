@@ -84,6 +84,11 @@ class BuiltInCall:
     result: Message | None = None
     failed: bool = False
 
+    @property
+    def tool(self) -> str:
+        """The name of the tool."""
+        return (self.message.recipient or "").partition(".")[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class ScoredToken:

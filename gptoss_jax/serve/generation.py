@@ -241,6 +241,7 @@ class Generation:
         reader, loop = self._readers[sample], self._loops[sample]
         try:
             result, failed = await loop.run(call)
+            self._metrics.tool_calls.labels(call.tool, "failed" if failed else "answered").inc()
             self._from_tools += reader.add_result(result, failed=failed)
             ended = reader.end()
             request = loop.next_request(ended.result, self._client.engine.max_length)

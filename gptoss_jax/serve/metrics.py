@@ -67,6 +67,12 @@ class Metrics:
         self.refused = Counter(
             f"{name}_refused_requests", "Requests refused as the server was full.", registry=self.registry
         )
+        self.tool_calls = Counter(
+            f"{name}_tool_calls",
+            "Calls of built-in tools that were run.",
+            ["tool", "outcome"],
+            registry=self.registry,
+        )
         self.cancelled = Counter(
             f"{name}_cancelled_requests", "Requests given up before their end.", registry=self.registry
         )

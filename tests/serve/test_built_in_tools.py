@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from gptoss_jax.serve.sealing import Sealer
+from gptoss_jax.serve.store import ResponseStore
 from gptoss_jax.serve.tool_loop import ToolLimits
 from harmony import HarmonyEncoding
 from tests.serve.fake_tools import FakeTool, engine_of_rounds
@@ -78,11 +80,18 @@ def whole_and_streamed(server: Scripted, **fields: Any) -> dict[str, Any]:
         response["usage"]["input_tokens"] + response["usage"]["output_tokens"]
     )
     events = [json.loads(data) for data in events_of(server.responses(**fields, stream=True))]
+    adds_up(events, response)
+    return response
+
+
+def adds_up(events: list[dict[str, Any]], response: dict[str, Any]) -> None:
+    """Events that are the published ones add up to a response."""
     for event in events:
         EVENTS.validate_python(event)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"] for event in events]
-    assert kinds[:2] == ["response.created", "response.in_progress"]
+    begun = [kind for kind in kinds[:3] if kind != "response.queued"]  # of a background response
+    assert begun[:2] == ["response.created", "response.in_progress"]
     assert kinds.count("response.created") == 1
     assert kinds[-1] == f"response.{response['status']}"
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -99,7 +108,6 @@ def whole_and_streamed(server: Scripted, **fields: Any) -> dict[str, Any]:
         if item["type"] in ("reasoning", "message"):
             text = "".join(part["text"] for part in item.get("content", ()))
         assert deltas == (text or "")
-    return response
 
 
 def without_ids(items: Any) -> Any:
@@ -172,6 +180,44 @@ def test_the_events_of_a_call_are_those_that_are_published(served: Serve) -> Non
         "web_search_call.completed",
         "output_item.done",
     ]
+
+
+def test_a_stored_response_is_streamed_again_with_its_calls(served: Serve, tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "store", max_bytes=1 << 20, max_age_seconds=1e6)
+    server = served([THINK + CODE, SEARCH, ANSWER], store=store)
+    for background in (False, True):
+        include = ["code_interpreter_call.outputs"]
+        id = server.responses(tools=ITEM_TOOLS, include=include, background=background).json()["id"]
+        response = server.wait_for(id)
+        assert [item["type"] for item in response["output"]] == [
+            "reasoning",
+            "code_interpreter_call",
+            "reasoning",
+            "web_search_call",
+            "reasoning",
+            "message",
+        ]
+        stream = server.http.get(f"/responses/{id}", params={"stream": "true"})
+        adds_up([json.loads(data) for data in events_of(stream)], response)
+
+
+def test_a_round_begins_where_the_last_one_ended(served: Serve, encoding: HarmonyEncoding) -> None:
+    """So that the prefix cache has all that was computed."""
+    for form, text in PYTHON.items():
+        server = served([text, ANSWER])
+        assert server.responses(tools=ITEM_TOOLS).status_code == 200
+        first, second = (request.prompt for request in server.engine.requests.values())
+        spoken = first + encoding.encode(text, allowed_special="all")
+        if form != "ended by return":
+            assert second[: len(spoken)] == spoken
+
+
+def test_calls_are_counted(served: Serve) -> None:
+    server = served([CODE, SEARCH, ANSWER])
+    assert server.chat(tools=CHAT_TOOLS, n=2).status_code == 200
+    for tool in ("python", "browser"):
+        figure = f'gptoss_jax_tool_calls_total{{outcome="answered",tool="{tool}"}} 2.0'
+        assert figure in server.figures()
 
 
 def test_only_what_is_asked_for_and_enabled_is_declared_and_may_be_called(served: Serve) -> None:
