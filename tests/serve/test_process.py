@@ -43,13 +43,13 @@ sys.exit(0 if failure is None else 1)
 
 
 @contextlib.contextmanager
-def running(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process of a server, and its address."""
+def running(*command: str, seconds: float = 120) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process of a server, and its address; it is killed after so many seconds."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, *command], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
     )
-    watchdog = threading.Timer(120, process.kill)
+    watchdog = threading.Timer(seconds, process.kill)
     watchdog.start()
     try:
         assert process.stderr is not None
