@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 
+import httpx
 import pytest
 
 from gptoss_jax.serve.settings import ServerSettings
@@ -14,9 +15,12 @@ ANSWER = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>f
 LONG = "<|channel|>final<|message|>" + "and so on " * 400 + "<|return|>"
 
 
-async def ask(port: int, *, stream: bool, leave_after: int | None = None) -> tuple[int, bytes]:
+async def ask(
+    port: int, *, stream: bool, leave_after: int | None = None, **fields: object
+) -> tuple[int, bytes]:
     """The status and the body of an answer; of one that is left, as many bytes of it."""
-    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": stream}).encode()
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream, **fields}
+    body = json.dumps(asked).encode()
     head = f"Host: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -74,3 +78,35 @@ def test_clients_that_vanish_in_mid_stream_leave_nothing_busy(scripted, clients:
         time.sleep(0.02)
     server.wait_until_idle()
     assert "gptoss_jax_unfinished_samples 0.0" in server.figures()
+
+
+@pytest.mark.parametrize("clients", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_clients_that_vanish_leave_no_busy_slot_and_no_busy_page_of_a_real_engine(
+    tiny_url: str, clients: int
+) -> None:
+    cancelled = figure(tiny_url, "gptoss_jax_cancelled_requests_total")
+
+    async def leave_all() -> None:
+        # Made to go on, so that none has ended by itself when its client leaves.
+        asked = (
+            ask(port_of(tiny_url), stream=True, leave_after=200, ignore_eos=True) for _ in range(clients)
+        )
+        await asyncio.gather(*asked)
+
+    asyncio.run(leave_all())
+    end = time.monotonic() + 60
+    while figure(tiny_url, "gptoss_jax_cancelled_requests_total") < cancelled + clients:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    while figure(tiny_url, "gptoss_jax_engine_samples"):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert figure(tiny_url, 'gptoss_jax_pages{state="used"}') == 0
+    assert figure(tiny_url, "gptoss_jax_num_requests_running") == 0
+    assert figure(tiny_url, "gptoss_jax_unfinished_samples") == 0
+
+
+def figure(url: str, name: str) -> float:
+    """A figure of `/metrics`."""
+    told = httpx.get(f"{url}/metrics", timeout=60).text
+    return next(float(line.split()[-1]) for line in told.splitlines() if line.startswith(f"{name} "))
