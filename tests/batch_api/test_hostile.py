@@ -44,19 +44,19 @@ GOOD = json.dumps(row("1", "x")).encode()
     ],
 )
 def test_a_file_that_is_no_input_fails_with_the_line_that_is_wrong(
-    start, content: bytes, code: str, line: int | None, param: str | None
+    small, content: bytes, code: str, line: int | None, param: str | None
 ) -> None:
-    with start(settings={"max_body_bytes": 2000}, max_rows=50) as (client, engine):
-        id = client.upload(content).id
-        made = client.sdk.batches.create(input_file_id=id, endpoint=CHAT, completion_window="24h")
-        batch = client.ended(made.id)
-        assert batch.status == "failed"
-        assert batch.failed_at is not None
-        assert batch.errors is not None and batch.errors.data is not None
-        (error,) = batch.errors.data
-        assert (error.code, error.line, error.param) == (code, line, param)
-        assert error.message and "\n" not in error.message
-        assert (batch.output_file_id, batch.error_file_id, engine.requests) == (None, None, {})
+    client, engine, _ = small
+    id = client.upload(content).id
+    made = client.sdk.batches.create(input_file_id=id, endpoint=CHAT, completion_window="24h")
+    batch = client.ended(made.id)
+    assert batch.status == "failed"
+    assert batch.failed_at is not None
+    assert batch.errors is not None and batch.errors.data is not None
+    (error,) = batch.errors.data
+    assert (error.code, error.line, error.param) == (code, line, param)
+    assert error.message and "\n" not in error.message
+    assert (batch.output_file_id, batch.error_file_id, engine.requests) == (None, None, {})
 
 
 def test_byte_order_mark_windows_line_ends_blank_lines_and_surrogates_are_read(client: Client) -> None:
@@ -97,29 +97,30 @@ def test_only_the_first_hundred_errors_are_told(client: Client) -> None:
         "file-",
     ],
 )
-def test_a_name_of_a_file_is_never_a_path_or_a_header(start, tmp_path: Path, name: str) -> None:
-    with start() as (client, _):
-        boundary = "b"
-        head = f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-        quoted = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
-        part = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{quoted}"\r\n\r\n'
-        body = head.encode() + part.encode() + GOOD + f"\r\n--{boundary}--\r\n".encode()
-        kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-        answer = client.http.post("/files", content=body, headers=kind)
-        assert answer.status_code in (200, 400)
-        if answer.status_code == 200:
-            made = answer.json()
-            got = client.http.get(f"/files/{made['id']}/content")
-            assert got.content == GOOD
-            assert "x-evil" not in got.headers
-            assert {path.name for path in (tmp_path / "data" / "files").iterdir()} == {made["id"]}
-        assert {path.name for path in tmp_path.iterdir()} == {"data"}
+def test_a_name_of_a_file_is_never_a_path_or_a_header(small, name: str) -> None:
+    client, _, folder = small
+    head = '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    quoted = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+    part = f'--b\r\nContent-Disposition: form-data; name="file"; filename="{quoted}"\r\n\r\n'
+    body = head.encode() + part.encode() + GOOD + b"\r\n--b--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = client.http.post("/files", content=body, headers=kind)
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 200:
+        made = answer.json()
+        got = client.http.get(f"/files/{made['id']}/content")
+        assert got.content == GOOD
+        assert "x-evil" not in got.headers
+    known = {file.id for file in client.sdk.files.list()}
+    assert {path.name for path in (folder / "files").iterdir()} == known
+    assert {path.name for path in folder.parent.iterdir()} == {"data"}
 
 
 @pytest.mark.parametrize(
     "id", ["..%2f..%2frecords.sqlite", "%00", "x" * 5000, "records.sqlite", "file-%ff", "%ed%a0%80"]
 )
-def test_an_id_is_never_a_path(client: Client, id: str) -> None:
+def test_an_id_is_never_a_path(small, id: str) -> None:
+    client, *_ = small
     for method, address in [
         ("GET", f"/files/{id}"),
         ("GET", f"/files/{id}/content"),
