@@ -75,6 +75,6 @@ def _browser(where: str) -> Tool:
     from gptoss_jax.tools.browser.folder import FolderBackend
 
     try:
-        return BrowserTool(FolderBackend(where))
+        return BrowserTool(FolderBackend(os.path.expanduser(where)))
     except BackendError as error:
         raise ToolSetupError(f"browser={where}: {error}") from None

@@ -217,6 +217,8 @@ class Kernel:
     async def _execute(self, code: str, execution: Execution) -> None:
         request = self._client.execute(code, allow_stdin=False)
         reader = asyncio.ensure_future(self._read_output(request, execution))
+        # What cannot be read ends the output and not the call.
+        reader.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             while True:
                 reply = await self._client.get_shell_msg()
@@ -233,11 +235,13 @@ class Kernel:
                 execution.ended = "the code asked it to"
                 self._command(KILL)
             else:
-                execution.output.append(str(entry.get("text", "")) + "\n")
+                text = str(entry.get("text", ""))
+                execution.output.append(text[: self._limits.output_characters] + "\n")
 
     async def _read_output(self, request: str, execution: Execution) -> None:
         """Collects the output, until the kernel says that it is idle."""
         left = self._limits.output_characters
+        errors_left = left + 1000  # an error is never left out because of what was printed before it
         while True:
             message = await self._client.get_iopub_msg()
             kind, content = message["header"]["msg_type"], message["content"]
@@ -245,7 +249,9 @@ class Kernel:
             if kind == "status" and is_own and content.get("execution_state") == "idle":
                 return
             if kind == "error" and is_own:
-                execution.output.append("\n".join(map(str, content.get("traceback", []))) + "\n")
+                text = "\n".join(map(str, content.get("traceback", [])))[:errors_left] + "\n"
+                errors_left -= len(text)
+                execution.output.append(text)
                 continue
             # Threads of earlier calls may write too.
             text = _shown(kind, content)
