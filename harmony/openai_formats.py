@@ -491,6 +491,7 @@ def _assistant_turn(message: Mapping[str, object], field: str, earlier: _Calls) 
 
 
 def _assistant_texts(message: Mapping[str, object], field: str, has_calls: bool) -> list[Message]:
+    """The thought and the text of an assistant's chat message. An answer that came empty has neither."""
     turn = []
     reasoning = message.get("reasoning", message.get("reasoning_content"))
     if reasoning:
@@ -501,8 +502,8 @@ def _assistant_texts(message: Mapping[str, object], field: str, has_calls: bool)
             turn.append(_assistant(text, "commentary" if has_calls else "final"))
     elif message.get("refusal") is not None:
         turn.append(_assistant(string(message["refusal"], f"{field}.refusal"), "final"))
-    elif not has_calls and not reasoning:
-        raise HarmonyFormatError(f"{field}.content is null: it must be text when there are no tool_calls")
+    elif not has_calls and not reasoning and "content" not in message:
+        raise HarmonyFormatError(f"{field} has no content: it must when there are no tool_calls")
     return turn
 
 

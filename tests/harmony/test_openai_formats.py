@@ -264,7 +264,7 @@ def call(**changes: Any) -> dict[str, Any]:
             'messages[0].content[0].type is "image_url"',
         ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "lone surrogate"),
-        ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content is null"),
+        ({"messages": [USER, {"role": "assistant"}]}, "messages[1] has no content"),
         ({"messages": [call(id=7)]}, "messages[0].tool_calls[0].id is 7: it must be a string"),
         ({"messages": [call(function=None)]}, "messages[0].tool_calls[0].function is null"),
         (
