@@ -225,16 +225,21 @@ def run(options: argparse.Namespace) -> int:
             max_bytes=options.store_max_mib << 20,
             max_age_seconds=options.store_days * 86400.0,
         )
-    batches = BatchApi(batch_settings_of(options), settings, engine_settings_of(options, checkpoint))
-    listening = None
+
+    def open_batches() -> BatchApi:
+        return BatchApi(batch_settings_of(options), settings, engine_settings_of(options, checkpoint))
+
+    listening = batches = None
     if options.distributed is None:  # else only the first process listens, which is known later
+        batches = open_batches()
         listening = _listen(options)
     engine, encoding, _ = load_engine(options, options.slots, announce=True)
     if not engine.is_leader:
         with engine:
             engine.follow()
         return 0
-    if listening is None:
+    if listening is None or batches is None:
+        batches = open_batches()
         listening = _listen(options)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

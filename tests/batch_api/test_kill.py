@@ -139,6 +139,7 @@ def test_rows_come_once_and_responses_stay_whenever_a_server_is_killed(
     assert list((data / "rows").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_stop_leaves_its_batches_for_the_next(servers: Servers) -> None:
     with servers.life() as (client, process):
         id = client.start(rows_of("a", CHAT) + rows_of("b", CHAT)).id
