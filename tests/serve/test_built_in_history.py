@@ -87,11 +87,32 @@ def sealed(items: list[Any]) -> list[Any]:
     ]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(turns=st.lists(TURN, min_size=1, max_size=3), history=st.sampled_from(["auto", "all_turns"]))
+CONVERSATIONS: dict[str, Any] = {
+    "turns": st.lists(TURN, min_size=1, max_size=3),
+    "history": st.sampled_from(["auto", "all_turns"]),
+}
+SETTINGS: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+
+
+@settings(max_examples=8, **SETTINGS)
+@given(**CONVERSATIONS)
 def test_all_ways_of_passing_a_conversation_back_give_the_same_prompt(
     speaker: Speaker, turns: list[Any], history: str
 ) -> None:
+    passed_back_by_all_ways(speaker, turns, history)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, **SETTINGS)
+@given(**CONVERSATIONS)
+def test_all_ways_of_passing_many_conversations_back_give_the_same_prompt(
+    speaker: Speaker, turns: list[Any], history: str
+) -> None:
+    passed_back_by_all_ways(speaker, turns, history)
+
+
+def passed_back_by_all_ways(speaker: Speaker, turns: list[Any], history: str) -> None:
+    """Asserts that the same turns give the same prompts by items, encrypted items, the store, and chat."""
     kinds: list[Any] = [{"type": "python"}, {"type": "browser"}]
     fields: dict[str, Any] = {"reasoning": {"context": history}, "tools": [*RESPONSE_TOOLS, *kinds]}
     fields["include"] = ["reasoning.encrypted_content"]

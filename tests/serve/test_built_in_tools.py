@@ -202,7 +202,7 @@ def test_a_stored_response_is_streamed_again_with_its_calls(served: Serve, tmp_p
 
 
 def test_a_round_begins_where_the_last_one_ended(served: Serve, encoding: HarmonyEncoding) -> None:
-    """So that the prefix cache has all that was computed."""
+    """So that the prefix cache can serve it."""
     for form, text in PYTHON.items():
         server = served([text, ANSWER])
         assert server.responses(tools=ITEM_TOOLS).status_code == 200
