@@ -24,6 +24,7 @@ class ToolRunner:
     def __init__(self, tools: Sequence[Tool]) -> None:
         """Runs these tools; nothing of them is started yet."""
         self._sessions = ToolSessions(tools)
+        self._running: asyncio.Task[Message] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tools", daemon=True)
         self._thread.start()
@@ -37,11 +38,21 @@ class ToolRunner:
         """Yields the result of a call that `owns` is True for. Closing the iterator interrupts the call."""
         message = _message_of(call)
         assert message is not None
-        running = self._submit(self._sessions.run(message))
+        answered: Future[Message] = Future()
+
+        def begin() -> None:
+            self._running = self._loop.create_task(self._sessions.run(message))
+            self._running.add_done_callback(deliver)
+
+        def deliver(task: asyncio.Task[Message]) -> None:
+            if not task.cancelled():
+                answered.set_result(task.result())
+
         try:
-            yield text_of(running.result())
-        finally:
-            running.cancel()
+            self._loop.call_soon_threadsafe(begin)
+            yield text_of(answered.result())
+        finally:  # Ctrl-C may come at any point above; the loop runs what it is given in order
+            self._loop.call_soon_threadsafe(self._cancel)
 
     def reset(self) -> None:
         """Ends the sessions: the next call begins new ones."""
@@ -53,6 +64,11 @@ class ToolRunner:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _cancel(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
 
     def _submit(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

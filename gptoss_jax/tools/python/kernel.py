@@ -180,7 +180,8 @@ class Kernel:
             await self._process.wait()
         await self._report
         self._client.stop_channels()
-        self._client.context.destroy(linger=0)
+        # It waits for a thread of its own, and the event loop need not.
+        await asyncio.to_thread(self._client.context.destroy, linger=0)
 
     async def _ready(self) -> None:
         """Waits until the kernel answers, and its output arrives here."""
