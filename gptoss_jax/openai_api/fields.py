@@ -108,6 +108,8 @@ def _check_value(value: object, fields: Fields, path: str) -> None:
         raise ApiError(
             "unsupported_field", f"{path} is {json_kind(value)}, which is not supported: {fields.says}", path
         )
+    if fields.allowed == "an object" and not isinstance(value, Mapping):
+        raise bad_value(path, value, "an object")
     if fields.json_types:
         types = [allowed for name in fields.json_types for allowed in _TYPES[name][0]]
         is_boolean = isinstance(value, bool)

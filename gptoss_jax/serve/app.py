@@ -17,9 +17,10 @@ from starlette.routing import BaseRoute, Route
 from gptoss_jax.openai_api import ApiError
 from gptoss_jax.serve.api import Api
 from gptoss_jax.serve.generation import EngineClient
-from gptoss_jax.serve.http import error_response, told
+from gptoss_jax.serve.http import error_response, json_response, told
 from gptoss_jax.serve.metrics import Metrics
 from gptoss_jax.serve.middleware import KeyCheck, RequestLog
+from gptoss_jax.serve.openapi import openapi_document
 from gptoss_jax.serve.page import page_routes
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ def create_app(
         if store is not None:
             store.close()
 
+    async def document(request: Request) -> Response:
+        """`GET /openapi.json`."""
+        return json_response(described)
+
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
         Route("/v1/responses", api.responses, methods=["POST"]),
@@ -114,6 +119,7 @@ def create_app(
         Route("/health", api.health),
         Route("/ready", api.ready),
         Route("/metrics", api.metrics),
+        Route("/openapi.json", document),
         *(route for extension in extensions for route in extension.routes()),
     ]
     middleware = [
@@ -123,6 +129,7 @@ def create_app(
     ]
     if settings.page:
         routes += page_routes()
+    described = openapi_document(routes, settings)
     if settings.api_keys:
         middleware.append(Middleware(KeyCheck, keys=settings.api_keys))
     app = Starlette(

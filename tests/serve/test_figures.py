@@ -6,6 +6,7 @@ import threading
 import time
 
 import httpx
+import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,6 +28,7 @@ def figures(url: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_slots_pages_and_prefix_hits_are_told(tiny_url: str, client: OpenAI) -> None:
     messages = [{"role": "user", "content": "Say something about numbers. " * 14}]
     before = figures(tiny_url)
