@@ -28,6 +28,11 @@ _SERVED: dict[BodyForm, dict[str, Schema]] = {
             "type": ["boolean", "null"],
             "description": "whether the response is made in the background",
         },
+        "max_tool_calls": {
+            "type": ["integer", "null"],
+            "minimum": 1,
+            "description": "calls of the tools that the server runs",
+        },
         "previous_response_id": {"type": ["string", "null"], "description": "the response to go on from"},
     },
 }

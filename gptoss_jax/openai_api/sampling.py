@@ -234,7 +234,8 @@ def _response_logprobs(body: Mapping[str, Any]) -> int | None:
         if name not in INCLUDABLE:
             allowed = " or ".join(f'"{known}"' for known in INCLUDABLE)
             raise bad_value(f"include[{index}]", name, allowed)
-    if body.get("logprobs") not in (None, False):
+    asked = body.get("logprobs")
+    if asked is not None and asked is not False:  # 0 is neither
         message = f'logprobs is a field of /v1/chat/completions: here include "{WITH_LOGPROBS}"'
         raise ApiError("unsupported_field", message, "logprobs")
     wanted = WITH_LOGPROBS in (include or ())
