@@ -105,6 +105,8 @@ class ResponseStore:
 
     def get(self, id: str) -> Stored | None:
         """The response of an id; None if there is none."""
+        if not id.isascii():  # SQLite takes no lone surrogates
+            return None
         with self._lock:
             row = self._file.execute(
                 "SELECT response, previous, input, output, events FROM responses "

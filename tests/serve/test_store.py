@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseItemList
@@ -231,6 +232,14 @@ def test_old_responses_make_room(tmp_path: Path) -> None:
     assert 2 < len(kept) < 10
     store.put(stored("resp_old", created=now - 101))
     assert store.get("resp_old") is None
+
+
+@pytest.mark.parametrize("id", ["resp_\ud800", "ä", "\0", "' OR 1=1"])
+def test_an_id_of_any_letters_is_of_no_response(keeping, id: str) -> None:
+    body = json.dumps({"model": "m", "input": "Go.", "previous_response_id": id})
+    answer = httpx.post(f"{keeping(ANSWER).url}/v1/responses", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "previous_response_not_found"
 
 
 def test_a_conversation_that_lost_a_turn_is_refused(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Fetcher:
         )
         response = await client.send(request, stream=True)
         try:
-            if response.is_redirect:
+            if response.has_redirect_location:
                 return urljoin(url, response.headers["location"])
             if not response.is_success:
                 raise BackendError(f"{shown(url, 200)} answers {response.status_code}")
