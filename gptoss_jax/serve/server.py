@@ -82,7 +82,7 @@ def run_server(app: Starlette, listening: socket.socket, *, drain_seconds: float
         Why the engine failed, if that ended the server; else None.
     """
     server = _Server(uvicorn_config(app), app.state.client, drain_seconds)
-    # uvloop starts the processes of tools by a fork that ends in exec at once: what jax warns of cannot happen.
+    # uvloop starts the processes of tools by a fork that ends in exec at once: the warning is about others.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     with _ending_by_signals():
         server.run(sockets=[listening])
