@@ -139,17 +139,19 @@ def add_header_guard_option(parser: argparse._ActionsContainer) -> None:
     )
 
 
+TOOL_FORMS = "python, browser=FOLDER or browser=brave"
+"""The forms of a tool's specification. Here, so that help loads no tools."""
+
+
 def add_tool_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the built-in tools, which run beside the model."""
-    from gptoss_jax.tools.registry import FORMS
-
     group = parser.add_argument_group("built-in tools", "off unless given; docs/tools.md says what they risk")
     group.add_argument(
         "--tool",
         action="append",
         default=[],
         metavar="TOOL",
-        help=f"a tool that the model may use: {FORMS}; may be given several times",
+        help=f"a tool that the model may use: {TOOL_FORMS}; may be given several times",
     )
     group.add_argument(
         "--tool-rounds",
@@ -179,6 +181,7 @@ def tools_of(options: argparse.Namespace) -> list[Tool]:
         CommandError: a tool is unknown, given twice, or cannot be made; or a package is missing.
     """
     from gptoss_jax.tools.registry import ToolSettings, ToolSetupError, open_tool
+    from harmony.errors import shown
 
     mib = options.python_memory_mib
     settings = ToolSettings(options.python_seconds, None if mib is None else mib << 20)
@@ -188,6 +191,8 @@ def tools_of(options: argparse.Namespace) -> list[Tool]:
             tool = open_tool(given, settings)
         except ToolSetupError as error:
             raise CommandError(f"--tool: {error}") from None
+        except KeyError:
+            raise CommandError(f"--tool: there is no tool {shown(given)}: it must be {TOOL_FORMS}") from None
         except ImportError as error:
             raise CommandError(
                 f"--tool {given} needs the package {error.name}: pip install 'gptoss-jax[tools]'"

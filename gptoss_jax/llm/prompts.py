@@ -8,16 +8,25 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from gptoss_jax.engine.request import RequestError
+from gptoss_jax.engine.values import refuse
 from gptoss_jax.openai_api.answer_format import strict_schema_format
 from gptoss_jax.openai_api.rendering import History, render_prompt
-from harmony import Conversation, DeveloperContent, HarmonyError, Message, Role, SystemContent
+from harmony import (
+    Conversation,
+    DeveloperContent,
+    HarmonyError,
+    Message,
+    Role,
+    SystemContent,
+    ToolNamespaceConfig,
+)
 from harmony.errors import shown
 from harmony.openai_formats import conversation_from_chat
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from harmony import HarmonyEncoding, ToolDescription, ToolNamespaceConfig
+    from harmony import HarmonyEncoding, ToolDescription
 
 Prompt = str | Conversation | Sequence[Message] | Sequence[Mapping[str, object]] | Sequence[int]
 """One prompt: the user's text, a conversation, its messages, chat messages as dictionaries, or token ids."""
@@ -176,10 +185,19 @@ def _from_chat(messages: list[Mapping[str, object]], options: PromptOptions) -> 
         current_date=options.get("date"),
     )
     system = _content(conversation.messages[0], SystemContent)
-    for declaration in options.get("built_in_tools") or ():
+    for declaration in _declarations(options.get("built_in_tools")):
         if system is not None:
             system.with_tools(declaration)
     return conversation
+
+
+def _declarations(given: object) -> Sequence[ToolNamespaceConfig]:
+    """Raises RequestError for what is no list of declarations."""
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple) or not all(isinstance(one, ToolNamespaceConfig) for one in given):
+        refuse("built_in_tools", given, "a list of ToolNamespaceConfig")
+    return given
 
 
 def _with_options(messages: list[Message], options: PromptOptions) -> Conversation:

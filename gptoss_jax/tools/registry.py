@@ -6,13 +6,8 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from harmony.errors import shown
-
 if TYPE_CHECKING:
     from gptoss_jax.tools.types import Tool
-
-FORMS = "python, browser=FOLDER or browser=brave"
-"""The forms of a tool's specification, for help and errors."""
 
 
 class ToolSetupError(ValueError):
@@ -32,10 +27,11 @@ class ToolSettings:
 
 
 def open_tool(specification: str, settings: ToolSettings | None = None) -> Tool:
-    """The tool that a specification names, in one of the `FORMS`.
+    """The tool that a specification names, "python", "browser=FOLDER" or "browser=brave".
 
     Raises:
-        ToolSetupError: there is no such tool, or it cannot be made so.
+        KeyError: there is no such tool.
+        ToolSetupError: it cannot be made so.
         ImportError: a package of the extra `tools` is missing.
     """
     settings = settings or ToolSettings()
@@ -44,7 +40,7 @@ def open_tool(specification: str, settings: ToolSettings | None = None) -> Tool:
         return _python(settings)
     if name == "browser" and value:
         return _browser(value)
-    raise ToolSetupError(f"there is no tool {shown(specification)}: it must be {FORMS}")
+    raise KeyError(specification)
 
 
 def _python(settings: ToolSettings) -> Tool:

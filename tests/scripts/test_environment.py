@@ -87,7 +87,7 @@ def test_there_is_a_lock_and_a_classifier_for_every_supported_python() -> None:
 @pytest.mark.parametrize("lock", sorted(LOCKS.iterdir()), ids=lambda file: file.stem)
 def test_a_lock_holds_exact_versions_and_no_addresses(lock: Path) -> None:
     lines = lock.read_text().splitlines()
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", line) for line in lines)
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+(\.post[0-9]+)?", line) for line in lines)
     assert {"jax", "flax", "tensorstore", "tiktoken", "pydantic-core"} <= {
         line.split("==")[0] for line in lines
     }
