@@ -1,7 +1,7 @@
 """What holds for every test.
 
 The CPU is the device, and libtpu, which only compiles here, looks for no TPU. A session compiles a program
-once, and memory is given back after each module.
+once; a process that holds much gives memory back after a module.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def memory_given_back() -> Iterator[None]:
-    """Drops a module's compiled programs from memory when its tests are done."""
+    """Drops compiled programs when a module's tests are done, if this process holds much."""
     yield
     give_memory_back()

@@ -29,7 +29,8 @@ def line(i: int) -> object:
     return {"custom_id": f"row {i}", "method": "POST", "url": url, "body": body}
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [4, 10])
 def test_a_run_killed_at_random_moments_has_each_row_once(write_lines, tmp_path, read_rows, kills):
     source, out, folder = write_lines(map(line, range(ROWS))), tmp_path / "out.jsonl", tmp_path / "vocabulary"
     folder.mkdir()

@@ -29,6 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_the_example_prints_its_answers(url: str) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)],

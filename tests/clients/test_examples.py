@@ -52,12 +52,14 @@ def check_answers(lines: list[str]) -> None:
     assert lines[-2:] == ["answer: 2 + 3 = 5.", "4 + 4 = 8."]
 
 
+@pytest.mark.slow
 def test_the_python_sdk(url: str) -> None:
     lines = lines_of([sys.executable, str(EXAMPLES / "openai_sdk.py")], url)
     check_answers(lines)
     assert lines[3:5] == ['call: get_weather {"city":"Oslo"}', WEATHER]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl(url: str) -> None:
     lines = [line for line in lines_of([str(EXAMPLES / "curl.sh")], url) if line]

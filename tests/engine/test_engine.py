@@ -318,6 +318,7 @@ def test_an_option_that_is_none_keeps_its_default():
     assert options_from({"slots": None}, EngineOptions(slots=4)).slots == 4
 
 
+@pytest.mark.slow
 def test_the_log_tells_of_the_plan_compilations_and_preemptions(caplog):
     with caplog.at_level(logging.DEBUG, "gptoss_jax"):
         engine = make_engine((), **FEW_PAGES)

@@ -27,6 +27,7 @@ def sampled(schema, seed, **model):
     return ENCODING.decode(token for token in tokens if token != ENCODING.return_), matcher
 
 
+@pytest.mark.slow
 def test_every_document_that_completes_is_valid_with_random_weights_at_high_temperatures():
     complete, refused, tried = 0, [], 0
     for seed in range(SCHEMAS):

@@ -61,7 +61,8 @@ def is_valid(text: str) -> bool:
     return all(any(re.fullmatch(kind, one) for kind in MESSAGES) for one in messages)
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_where_the_model_writes_valid_headers_the_tokens_and_the_work_are_equal(
     loaded: tuple[Engine, HarmonyEncoding], temperature: float
 ) -> None:

@@ -205,6 +205,7 @@ def test_the_block_table_fits_into_scalar_memory(slots: int, longest: int) -> No
     assert plan(GPT_OSS_20B, ONE, EngineOptions(slots=slots), jnp.bfloat16, None).max_length == 131_072
 
 
+@pytest.mark.slow
 def test_a_block_table_beyond_scalar_memory_is_refused_with_what_fits() -> None:
     options = EngineOptions(slots=256, max_length=131_072)
     message = (

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from checkpoints import open_checkpoint
 from checkpoints.config import GPT_OSS_20B
@@ -15,6 +16,7 @@ from gptoss_jax.model.loading import padded_shapes
 from tests.golden.running import cached_pass, full_pass
 
 
+@pytest.mark.slow
 def test_padding_for_a_tpu_changes_nothing() -> None:
     checkpoint = open_checkpoint("tiny")
     config = dataclasses.replace(checkpoint.config, num_layers=1)

@@ -163,6 +163,7 @@ def test_kernels_lower_for_hopper_at_the_published_shapes(operation: str, stored
         assert text.count(KERNEL_CALL) == 1
 
 
+@pytest.mark.slow
 def test_the_simulator_finds_no_race_and_no_read_out_of_bounds() -> None:
     Pages((9, 0, 40, 3), page=4, columns=11, kv_heads=4, group=2, size=16).check("tpu-simulate")
     Ring((3, 40, -1, 7), window=6, width=8, kv_heads=4, group=2, size=16).check("tpu-simulate")

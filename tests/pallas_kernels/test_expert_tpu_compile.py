@@ -90,7 +90,7 @@ def test_a_layer_of_20b_compiles_for_one_device(chip: Chip, tokens: int) -> None
 
 @pytest.mark.parametrize(
     ("tokens", "wide"),
-    [slow(16, True), (64, False), (2048, False)],
+    [slow(16, True), (64, False), slow(2048, False)],
     ids=["wide scales", "resident", "streamed"],
 )
 def test_a_small_layer_compiles_for_one_device(tokens: int, wide: bool) -> None:

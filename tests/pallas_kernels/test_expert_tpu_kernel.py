@@ -145,7 +145,7 @@ def test_no_tokens_are_no_work(chip: Chip) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [RESIDENT, PICKED, STREAMED],
+    [slow(RESIDENT), PICKED, slow(STREAMED)],
     ids=["up to 32 tokens", "up to 64 tokens", "more tokens"],
 )
 @settings(max_examples=15, deadline=None)

@@ -20,20 +20,20 @@ from tests.pallas_kernels.expert_samples import (
     random_route,
     tile_lean,
 )
-from tests.pallas_kernels.marks import slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "wide", "tokens", "experts", "changes"),
     [
         # Resident, chunks full and not, more experts than tiles; then two cores that take turns.
         ("v5e", False, 6, 20, {"gate_up_blocks": 4, "down_blocks": 1}),
-        slow("v5p", True, 40, 5, {}),
-        slow("7x", False, 20, 4, {"gate_up_blocks": 4, "down_blocks": 1}),
+        ("v5p", True, 40, 5, {}),
+        ("7x", False, 20, 4, {"gate_up_blocks": 4, "down_blocks": 1}),
         # Streamed, several tiles for each expert.
-        slow("v6e", True, 70, 2, {"rows": 16, "first": (8,)}),
-        slow("v5p", False, 90, 3, {"rows": 32, "first": (8, 16), "gate_up_blocks": 4, "down_blocks": 1}),
-        slow("7x", False, 70, 20, {"rows": 16, "first": (16,)}),
+        ("v6e", True, 70, 2, {"rows": 16, "first": (8,)}),
+        ("v5p", False, 90, 3, {"rows": 32, "first": (8, 16), "gate_up_blocks": 4, "down_blocks": 1}),
+        ("7x", False, 70, 20, {"rows": 16, "first": (16,)}),
     ],
 )
 def test_no_races_and_nothing_out_of_bounds(

@@ -54,7 +54,7 @@ def assert_same(got: tuple[Route, Schedule], want: tuple[Route, Schedule]) -> No
             for mode in ("tpu-interpret", "gpu-interpret")
             for size in SIZES
         ),
-        ("tpu-simulate", 150, 20, 4, 16),
+        slow("tpu-simulate", 150, 20, 4, 16),
         # Tiles that are no power of two, which the TPU kernel leaves to plain JAX.
         slow("tpu-interpret", 40, 3, 3, 24),
         slow("gpu-interpret", 40, 3, 3, 24),

@@ -17,6 +17,7 @@ from pallas_kernels.routing import Route, local_experts, spread_experts
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_eight_devices_compute_what_one_does_and_drop_nothing() -> None:
     environment = {
         **os.environ,

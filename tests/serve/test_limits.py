@@ -109,6 +109,7 @@ def test_reasoning_leaves_room_for_an_answer_unless_a_request_says_otherwise(scr
     assert budget(thinking_token_budget=-1, reasoning={"max_tokens": 7}) == 7
 
 
+@pytest.mark.slow
 def test_a_model_that_stops_thinking_by_itself_says_the_same_without_a_limit(client: OpenAI) -> None:
     for seed in range(4):
         said = [

@@ -106,6 +106,7 @@ def test_the_gradient_passes_through_the_rounding_unchanged() -> None:
     np.testing.assert_array_equal(np.asarray(gradient), np.arange(64.0).reshape(2, 32))
 
 
+@pytest.mark.slow
 def test_routing_that_sends_everything_to_the_same_experts_counts_as_less_balanced(
     parameters: dict[str, jax.Array],
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_run_stopped_half_way_ends_exactly_like_one_that_was_not(
     assert lines[-1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_the_checkpoint_holds_the_trained_weights_rounded_to_their_formats(
     run: training.State, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_tokens_that_differ_by_case_or_a_leading_mark_are_one_word() -> None:
     assert word_of(b"\xff") is None
 
 
+@pytest.mark.slow
 def test_an_untrained_model_already_continues_what_it_has_seen_before() -> None:
     """The structured start: without it one token in 2,048 would be right."""
     tokens = vocabulary.read(TINY / VOCABULARY_NAME)
