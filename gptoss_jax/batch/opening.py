@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from harmony import HarmonyEncoding
     from harmony.json_types import Json
 
-_FORMAT = 3
+_FORMAT = 4
 """The version of the rows' form and of how lines become requests. A run continues only one with the same."""
 
 _NOTED_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")

@@ -12,10 +12,10 @@ A file may mix two forms of lines:
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from gptoss_jax.engine.request import row_seed
 from gptoss_jax.openai_api import PATHS, ApiError, Context, Prepared
 from gptoss_jax.openai_api import prepare as prepare_body
 from gptoss_jax.openai_api.errors import json_kind
@@ -69,21 +69,11 @@ class RowEngine(RequestChecker, Protocol):
 class RowContext(Context):
     """The settings of a run that turn lines into requests.
 
-    seed: the run's seed; a row without a seed gets one from `row_seed`.
+    seed: the run's seed; a row without a seed gets one from `gptoss_jax.engine.request.row_seed`.
     """
 
     engine: RowEngine
     seed: int
-
-
-def row_seed(run_seed: int, key: str) -> int:
-    """Returns the seed of a row that has none: a hash of the run's seed and the row's id, in [0, 2**31).
-
-    It depends neither on the row's place in the file nor on what is left to do, so a continued or reordered
-    run samples the same answers.
-    """
-    digest = hashlib.blake2b(f"{run_seed}\0{key}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def envelope_of(document: Mapping[str, Json], line: int) -> Envelope:

@@ -22,6 +22,7 @@ __all__ = [
     "SamplingParams",
     "TokenLogprobs",
     "Update",
+    "row_seed",
 ]
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -290,6 +291,17 @@ class Request:
         if sample:
             seed = _hash64(f"{seed}\0{sample}")
         return (seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF
+
+
+def row_seed(run_seed: int, id: str) -> int:
+    """Returns the seed of a row that has none: a hash of the run's seed and the row's id, in [0, 2**63).
+
+    It depends neither on the row's place nor on what else runs, nor in which process: a row that is run
+    again, in another order or on another host, draws the same samples. Batches and `LLM.generate(ids=...)`
+    share it.
+    """
+    digest = hashlib.blake2b(f"{run_seed}\0{id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def _prompt(value: object) -> list[int]:

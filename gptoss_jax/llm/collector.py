@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gptoss_jax.answers import Sample, read_sample
 from gptoss_jax.engine.engine_thread import NamedRequest
-from gptoss_jax.engine.request import Request, RequestError, SamplingParams
+from gptoss_jax.engine.request import Request, RequestError, SamplingParams, row_seed
 from gptoss_jax.llm.prompts import (
     Prompt,
     PromptOptions,
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 """The sampling parameters: one for all prompts, or a list with one for each; None for the defaults."""
 
+RowId = str | int
+"""A name that a caller gives a prompt; 7 and "7" are the same."""
+
+RowIds = RowId | Sequence[RowId] | None
+"""A list with the id of each prompt, or the id of the one prompt; None for prompts without names."""
+
 Progress = bool | Callable[[int, int], None]
 """True shows a progress bar, False does not; a function is called with (finished prompts, all prompts)."""
 
@@ -41,22 +48,75 @@ def requests_of(
     encoding: HarmonyEncoding,
     history: History,
     header_guard: bool,
-    ids: Iterator[str],
-) -> list[NamedRequest]:
-    """Renders the prompts into requests, in their order. `ids` supplies the requests' ids.
+    numbers: Iterator[str],
+    ids: RowIds,
+    seed: int,
+) -> list[RowRequest]:
+    """Renders the prompts into requests, in their order.
+
+    `numbers` supplies the requests' ids in the engine. `ids` are the callers' own: with them, a request that
+    has no seed gets one of `seed` and its own id.
 
     Raises:
-        RequestError: a prompt or parameter is not allowed.
+        RequestError: a prompt, parameter or id is not allowed.
     """
     split = split_prompts(prompts)
     is_one = len(split) == 1 and split[0] is prompts
     names = [""] if is_one else [f"prompts[{index}]" for index in range(len(split))]
+    given = _sampling_of_each(sampling, len(split))
     requests = []
-    for prompt, params, name in zip(split, _sampling_of_each(sampling, len(split)), names, strict=True):
+    for prompt, params, name, id in zip(split, given, names, _ids_of_each(ids, len(split)), strict=True):
         rendered = rendered_prompt(prompt, options, encoding, name, history=history)
         params = sampling_of(params, options, rendered.conversation, header_guard)
-        requests.append(NamedRequest(Request(next(ids), rendered.tokens, params), name))
+        request = named_request(next(numbers), id, rendered.tokens, params, seed)
+        requests.append(RowRequest(request.request, name, request.id))
     return requests
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRequest(NamedRequest):
+    """A request with the id that the caller knows it by: the caller's own, else the request's."""
+
+    id: str = ""
+
+
+def named_request(
+    number: str, id: RowId | None, prompt: list[int], sampling: SamplingParams, seed: int
+) -> RowRequest:
+    """Returns the request of a prompt that the caller calls `id`; None if it has no name.
+
+    `number` is its id in the engine, where two callers may use the same name at the same time.
+
+    Raises:
+        RequestError: the id is not allowed.
+    """
+    if id is None:
+        return RowRequest(Request(number, prompt, sampling), "", number)
+    id = _checked_id(id, "id")
+    if sampling.seed is None:
+        sampling = dataclasses.replace(sampling, seed=row_seed(seed, id))
+    return RowRequest(Request(number, prompt, sampling), "", id)
+
+
+def _ids_of_each(ids: RowIds, count: int) -> Sequence[str | None]:
+    if ids is None:
+        return [None] * count
+    if isinstance(ids, str) or not isinstance(ids, Sequence):
+        ids = [_checked_id(ids, "ids")]
+    if len(ids) != count:
+        raise RequestError(f"ids has {len(ids)} entries for {count} prompts: it must have as many")
+    first: dict[str, int] = {}
+    for index, id in enumerate(ids):
+        same = first.setdefault(_checked_id(id, f"ids[{index}]"), index)
+        if same != index:
+            raise RequestError(f"ids[{index}] is {shown(id)}, as ids[{same}] is: each must be another")
+    return list(first)
+
+
+def _checked_id(id: object, name: str) -> str:
+    if isinstance(id, bool) or not isinstance(id, str | numbers.Integral) or id == "":
+        raise RequestError(f"{name} is {shown(id)}: it must be a string that is not empty, or a whole number")
+    return str(id)
 
 
 def sampling_with_schema(
@@ -116,8 +176,9 @@ def _checked(sampling: object, name: str) -> SamplingParams:
 class Collector:
     """Collects the completions of requests. Parses each one at once, while the device computes others."""
 
-    def __init__(self, requests: Sequence[NamedRequest], encoding: HarmonyEncoding) -> None:
+    def __init__(self, requests: Sequence[RowRequest], encoding: HarmonyEncoding) -> None:
         self._encoding = encoding
+        self._ids = {named.request.id: named.id for named in requests}
         self._requests = {named.request.id: named.request for named in requests}
         self._samples: dict[str, dict[int, Sample]] = {id: {} for id in self._requests}
         self._unfinished = set(self._requests)
@@ -138,14 +199,17 @@ class Collector:
             if update.completion is not None:
                 request = self._requests[update.id]
                 samples = self._samples[update.id]
-                samples[update.sample] = read_sample(update.completion, self._encoding)
+                completion = dataclasses.replace(update.completion, id=self._ids[update.id])
+                samples[update.sample] = read_sample(completion, self._encoding)
                 if len(samples) == request.sampling.n:
                     self._unfinished.discard(update.id)
 
     def generations(self) -> list[Generation]:
         """One generation for each request, in their order."""
         return [
-            Generation(id, request.prompt, [self._samples[id][n] for n in sorted(self._samples[id])])
+            Generation(
+                self._ids[id], request.prompt, [self._samples[id][n] for n in sorted(self._samples[id])]
+            )
             for id, request in self._requests.items()
         ]
 

@@ -16,13 +16,16 @@ from gptoss_jax.engine.engine_thread import (
     EngineLike,
     EngineThread,
     Mailbox,
-    NamedRequest,
 )
 from gptoss_jax.engine.request import Request, RequestError, SamplingParams
 from gptoss_jax.llm.collector import (
     Collector,
     Progress,
+    RowId,
+    RowIds,
+    RowRequest,
     Sampling,
+    named_request,
     reporting,
     requests_of,
     sampling_of,
@@ -79,9 +82,11 @@ class LLM:
     calls are computed together. If a call ends early, by an exception, a closed stream or a cancelled task,
     its requests are cancelled at once.
 
-    A request's id is ``SEED-NUMBER``, numbered in the order of the calls. Without `SamplingParams.seed`, its
-    random numbers depend on this id alone: a script that makes the same calls in the same order gets the same
-    samples.
+    Callers may give their prompts ids. Without `SamplingParams.seed`, the random numbers of a prompt with an
+    id depend on the `LLM`'s seed and this id alone: it gets the same samples in any order, beside any other
+    prompts, in any process, and as a row of a batch with this id and seed. A request without an id is called
+    ``SEED-NUMBER``, numbered in the order of the calls, and its random numbers depend on that: a script that
+    makes the same calls in the same order gets the same samples.
 
     With several processes (`jax.distributed`), each process makes the `LLM` and makes the same calls. The
     first process is the leader (`is_leader`) and gets the results. In the other processes the first call, or
@@ -176,7 +181,8 @@ class LLM:
         """The name of the checkpoint."""
         self.is_leader = engine.is_leader
         """True in the process that gets the results: the first of several."""
-        self._ids = map(f"{seed}-{{}}".format, itertools.count())  # thread-safe
+        self._seed = seed
+        self._numbers = map(f"{seed}-{{}}".format, itertools.count())  # thread-safe
         self._thread: EngineThread | None = None
         self._following = threading.Lock()
         self._followed = False
@@ -216,6 +222,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: Sampling = None,
         *,
+        ids: RowIds = None,
         progress: Progress = False,
         **options: Unpack[PromptOptions],
     ) -> list[Generation]:
@@ -225,6 +232,8 @@ class LLM:
             prompts: see `LLM`.
             sampling: the sampling parameters for all prompts, or a list with one for each; None for the
                 defaults.
+            ids: a name for each prompt, which decides its random numbers: see `LLM`. Strings or whole
+                numbers, each another; the id itself for one prompt; None for prompts without names.
             progress: True shows a bar; a function is called with (finished prompts, all prompts).
             options: `instructions`, `effort`, `tools`, `date`, `response_schema`: see `PromptOptions`.
 
@@ -239,7 +248,7 @@ class LLM:
         if self._thread is None:
             self._follow()
             return []
-        requests = self._requests(prompts, sampling, options)
+        requests = self._requests(prompts, sampling, options, ids)
         collector = Collector(requests, self.encoding)
         mailbox = Mailbox()
         self._thread.submit(requests, mailbox.deliver, whole=True)
@@ -257,6 +266,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: Sampling = None,
         *,
+        ids: RowIds = None,
         progress: Progress = False,
         **options: Unpack[PromptOptions],
     ) -> list[Generation]:
@@ -264,7 +274,7 @@ class LLM:
         if self._thread is None:
             await asyncio.to_thread(self._follow)
             return []
-        requests = self._requests(prompts, sampling, options)
+        requests = self._requests(prompts, sampling, options, ids)
         collector = Collector(requests, self.encoding)
         mailbox = AsyncMailbox()
         self._thread.submit(requests, mailbox.deliver, whole=True)
@@ -280,24 +290,35 @@ class LLM:
     # Streams
 
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[PromptOptions]
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        id: RowId | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Stream:
         """Answers one prompt as an iterator of events.
 
         The events are deltas of reasoning, preamble and text, complete tool calls, and `Finished` for each
         sample. Closing the iterator cancels the request at once. It raises the same errors as `generate`; if
-        the engine itself refuses the request, the first iteration raises the error.
+        the engine itself refuses the request, the first iteration raises the error. `id` is the prompt's
+        name, as in the `ids` of `generate`; None for none.
         """
-        return Stream(self._thread, self._request(prompt, sampling, options), self.encoding, self)
+        return Stream(self._thread, self._request(prompt, sampling, options, id), self.encoding, self)
 
     def astream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[PromptOptions]
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        id: RowId | None = None,
+        **options: Unpack[PromptOptions],
     ) -> AsyncStream:
         """Like `stream`, for ``async for``. Must be called while an event loop runs.
 
         Cancelling the task that iterates cancels the request.
         """
-        return AsyncStream(self._thread, self._request(prompt, sampling, options), self.encoding, self)
+        return AsyncStream(self._thread, self._request(prompt, sampling, options, id), self.encoding, self)
 
     # Tools
 
@@ -368,22 +389,32 @@ class LLM:
     # What the methods share
 
     def _requests(
-        self, prompts: Prompt | Sequence[Prompt], sampling: Sampling, options: PromptOptions
-    ) -> list[NamedRequest]:
+        self, prompts: Prompt | Sequence[Prompt], sampling: Sampling, options: PromptOptions, ids: RowIds
+    ) -> list[RowRequest]:
         check_options(options)
         return requests_of(
-            prompts, sampling, options, self.encoding, self.history, self.header_guard, self._ids
+            prompts,
+            sampling,
+            options,
+            self.encoding,
+            self.history,
+            self.header_guard,
+            self._numbers,
+            ids,
+            self._seed,
         )
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams | None, options: PromptOptions) -> Request:
+    def _request(
+        self, prompt: Prompt, sampling: SamplingParams | None, options: PromptOptions, id: RowId | None
+    ) -> RowRequest:
         """The request of a stream."""
         if self._thread is None:
             self._follow()
-            return Request("", [])
+            return RowRequest(Request("", []))
         check_options(options)
         rendered = rendered_prompt(prompt, options, self.encoding, history=self.history)
         sampling = sampling_of(sampling, options, rendered.conversation, self.header_guard)
-        return Request(next(self._ids), rendered.tokens, sampling)
+        return named_request(next(self._numbers), id, rendered.tokens, sampling, self._seed)
 
     def _tool_loop(
         self,

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from gptoss_jax.answers import Finished, Sample, SampleReader, StreamEvent
-from gptoss_jax.engine.engine_thread import AsyncMailbox, EngineThread, Mailbox, NamedRequest
+from gptoss_jax.engine.engine_thread import AsyncMailbox, EngineThread, Mailbox
+from gptoss_jax.llm.collector import RowRequest
 from gptoss_jax.llm.results import Generation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gptoss_jax.engine import Request
     from gptoss_jax.engine.request import Update
     from harmony import HarmonyEncoding
 
@@ -22,13 +22,14 @@ class _Events:
     """The events of one request. There are none if `thread` is None: in processes that are not the leader."""
 
     def __init__(
-        self, thread: EngineThread | None, request: Request, encoding: HarmonyEncoding, owner: object
+        self, thread: EngineThread | None, request: RowRequest, encoding: HarmonyEncoding, owner: object
     ) -> None:
         self._thread = thread
         self._owner = owner  # a reference: the LLM closes the thread when it is garbage-collected
-        self._request = request
-        samples = range(request.sampling.n if thread is not None else 0)
-        stop = request.sampling.stop
+        self._row = request
+        self._request = request.request
+        samples = range(self._request.sampling.n if thread is not None else 0)
+        stop = self._request.sampling.stop
         self._readers = [SampleReader(encoding, request.id, sample, stop) for sample in samples]
         self._finished: dict[int, Sample] = {}
         self._waiting: deque[StreamEvent] = deque()
@@ -36,14 +37,14 @@ class _Events:
 
     @property
     def id(self) -> str:
-        """The request's id."""
-        return self._request.id
+        """The prompt's id, if it has one; else the request's."""
+        return self._row.id
 
     @property
     def generation(self) -> Generation:
         """The samples that are finished so far; all of them once the stream has ended."""
         samples = [self._finished[index] for index in sorted(self._finished)]
-        return Generation(self._request.id, self._request.prompt, samples)
+        return Generation(self._row.id, self._request.prompt, samples)
 
     def _read(self, updates: Sequence[Update]) -> None:
         for update in updates:
@@ -67,12 +68,16 @@ class Stream(_Events, Iterator[StreamEvent]):
     """An iterator over the events of a request. Closing it, or leaving its ``with`` block, cancels it."""
 
     def __init__(
-        self, thread: EngineThread | None, request: Request, encoding: HarmonyEncoding, owner: object = None
+        self,
+        thread: EngineThread | None,
+        request: RowRequest,
+        encoding: HarmonyEncoding,
+        owner: object = None,
     ) -> None:
         super().__init__(thread, request, encoding, owner)
         self._mailbox = Mailbox()
         if thread is not None:
-            thread.submit([NamedRequest(request)], self._mailbox.deliver, whole=False)
+            thread.submit([request], self._mailbox.deliver, whole=False)
 
     def __next__(self) -> StreamEvent:
         while not self._waiting:
@@ -104,12 +109,16 @@ class AsyncStream(_Events, AsyncIterator[StreamEvent]):
     """Like `Stream`, for the event loop it is made in. Cancelling the waiting task cancels the request."""
 
     def __init__(
-        self, thread: EngineThread | None, request: Request, encoding: HarmonyEncoding, owner: object = None
+        self,
+        thread: EngineThread | None,
+        request: RowRequest,
+        encoding: HarmonyEncoding,
+        owner: object = None,
     ) -> None:
         super().__init__(thread, request, encoding, owner)
         self._mailbox = AsyncMailbox()
         if thread is not None:
-            thread.submit([NamedRequest(request)], self._mailbox.deliver, whole=False)
+            thread.submit([request], self._mailbox.deliver, whole=False)
 
     async def __anext__(self) -> StreamEvent:
         while not self._waiting:
