@@ -23,6 +23,7 @@ _INPUT_ERRORS = {
     "gptoss_jax.chat.errors": "ChatError",
     "gptoss_jax.batch_api.records": "RecordsError",
     "gptoss_jax.commands.parsing": "CommandError",
+    "gptoss_jax.evals.types": "EvaluationError",
     "gptoss_jax.engine.memory": "EngineMemoryError",
     "gptoss_jax.engine.request": "RequestError",
     "gptoss_jax.openai_api.errors": "ApiError",

@@ -47,12 +47,14 @@ class Attempt:
         messages: the chat messages of its prompt.
         expected: the right answer, such as the letter that the right choice has in this prompt. None if
             rubrics are graded.
+        details: what its row is to tell of it, such as "permutation", which choice each letter stands for.
     """
 
     problem: Problem
     number: int
     messages: list[JsonObject]
     expected: str | None
+    details: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
