@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from gptoss_jax.batch.errors import BatchError
-from gptoss_jax.batch.output import Output, OutputFile, StandardOutput
+from gptoss_jax.batch.output import Output, OutputFile
 from gptoss_jax.batch.report import BatchReport
 from gptoss_jax.batch.source import STANDARD, Source
+from gptoss_jax.batch.standard_output import StandardOutput
 
 if TYPE_CHECKING:
     from gptoss_jax.batch.rows import RowEngine

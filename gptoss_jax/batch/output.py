@@ -15,6 +15,8 @@ Each row is in the file exactly once, even if the run is killed at any moment:
   them.
 - Rows are made durable with ``fsync`` at most once a second, and when the file is closed. A killed process
   loses nothing. A power cut can lose the rows of the last second; the next run answers them again.
+- ``OUT.index`` beside a large output tells the next run what the output has: see `gptoss_jax.batch.index`.
+  Nothing but time is lost without it.
 
 Opening an output changes nothing except that it cuts off a torn line. So a run that cannot start, for example
 because the model does not fit in memory, leaves the earlier rows as they are.
@@ -27,19 +29,27 @@ import fcntl
 import json
 import os
 import stat
-import sys
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from gptoss_jax.batch.errors import BatchError, cannot
+from gptoss_jax.batch.index import INDEXED_FROM, Index
+from gptoss_jax.batch.line_set import LineSet
+from gptoss_jax.batch.row_lines import Entry, encoded_row, entry_of, is_error_row, json_line
 
 if TYPE_CHECKING:
     from harmony.json_types import Json, JsonObject
 
+__all__ = ["Output", "OutputFile", "encoded_row", "is_error_row", "json_line"]
+
 _FSYNC_SECONDS = 1.0
+_FLUSH_ROWS = 1 << 15
+"""Entries of an index that are collected before they are written."""
+_LAST_LINE = 1 << 33
+"""The largest number of a line that is believed: a damaged number would take all memory."""
 _ADVICE = "give another output, or start anew with --overwrite"
 
 
@@ -60,6 +70,12 @@ class Output(Protocol):
 
     def begin(self, settled: Mapping[str, Json]) -> None:
         """Prepares the output for its first new row. `settled`: the values of settings that were None."""
+
+    def known_ids(self) -> Iterator[tuple[bytes, int]]:
+        """The ids of the rows that were there when the run began, as digests, with their input lines.
+
+        May be called between `begin` and the first `append`. Rows that only repeat an id have none.
+        """
 
     def append(self, line: int, row: Mapping[str, Json]) -> None:
         """Adds the row of an input line."""
@@ -102,11 +118,12 @@ class OutputFile:
         # The target of a link: a rename must replace the target and not the link.
         self.path = Path(os.path.realpath(path))
         self.run_path = self.path.with_name(self.path.name + ".run.json")
-        self.done: set[int] = set()
-        self.failed: set[int] = set()
+        self.done = LineSet()
+        self.failed = LineSet()
         self.run = dict(run)
         self._stored: JsonObject = {}
-        self._retried: set[int] = set()
+        self._retried = LineSet()
+        self._index = Index(self.path.with_name(self.path.name + ".index"))
         self._end = 0
         self._begun = False
         self._synced = time.monotonic()
@@ -120,7 +137,7 @@ class OutputFile:
                 self._read_rows()
                 if retry_errors:
                     self.done -= self.failed
-                    self._retried, self.failed = self.failed, set()
+                    self._retried, self.failed = self.failed, LineSet()
         except BaseException:
             self.close()
             raise
@@ -145,13 +162,22 @@ class OutputFile:
         self._begun = True
         try:
             if self._is_new:
+                self._index.drop()
                 os.ftruncate(self._descriptor, 0)
             if self._is_new or self._stored != _as_json(self.run):
                 self._write_run()
             if self._retried:
                 self._drop_retried()
+            self._complete_index()
         except OSError as error:
             raise cannot("write", self.path, error) from None
+
+    def known_ids(self) -> Iterator[tuple[bytes, int]]:
+        """The ids of the rows that were there when the run began: see `Output`."""
+        indexed = self._index.is_begun and self._index.end == self._end
+        for entry in self._index.entries() if indexed else self._rows_from(0):
+            if entry.id:
+                yield entry.id, entry.line
 
     def append(self, line: int, row: Mapping[str, Json]) -> None:
         """Adds the row of an input line, completely or not at all.
@@ -166,9 +192,10 @@ class OutputFile:
                 raise OSError(f"only {written} of {len(data)} bytes were written: the disk may be full")
             self._end += written
             self.done.add(line)
+            if self._index.is_begun:
+                self._index.add(entry_of(line, row, self._end))
             if time.monotonic() - self._synced >= _FSYNC_SECONDS:
-                os.fsync(self._descriptor)
-                self._synced = time.monotonic()
+                self._sync()
         except OSError as error:
             os.ftruncate(self._descriptor, self._end)
             raise cannot("write", self.path, error) from None
@@ -185,12 +212,14 @@ class OutputFile:
         try:
             if self._begun:
                 os.fsync(descriptor)
+                self._index.flush()
             elif self._made and os.fstat(descriptor).st_size == 0:
                 with contextlib.suppress(OSError):  # an empty file does no harm
                     self.path.unlink()
         except OSError as error:
             raise cannot("write", self.path, error) from None
         finally:
+            self._index.close()
             os.close(descriptor)
 
     def __enter__(self) -> OutputFile:
@@ -261,25 +290,59 @@ class OutputFile:
         return BatchError(f"{self.path} was made with {was}, this run has {now}: {_ADVICE}")
 
     def _read_rows(self) -> None:
-        """Reads which lines have rows, and cuts off a torn line at the end."""
+        """Learns which lines have rows, and cuts off a torn line at the end."""
+        if self._index.load(self._descriptor):
+            self._note(self._index.entries())
+        self._note(self._rows_from(self._index.end))
+        os.ftruncate(self._descriptor, self._end)
+
+    def _note(self, entries: Iterator[Entry]) -> None:
+        for entry in entries:
+            self.done.add(entry.line)
+            if entry.is_error:
+                self.failed.add(entry.line)
+            self._end = entry.end
+
+    def _rows_from(self, begin: int) -> Iterator[Entry]:
+        """The entries of the whole rows from a place on, which are read. A torn line ends them."""
         with open(self._descriptor, "rb", closefd=False) as file:
-            file.seek(0)
-            for number, raw in enumerate(file, 1):
+            file.seek(begin)
+            for number, raw in enumerate(file, self._index.rows + 1 if begin else 1):
                 if not raw.endswith(b"\n"):
                     break
+                begin += len(raw)
                 try:
                     row = json.loads(raw)
-                    line = int(row["line"])
-                except (ValueError, KeyError, TypeError, RecursionError):
+                    if not 0 < int(row["line"]) <= _LAST_LINE:
+                        raise ValueError("no number of a line")
+                    entry = entry_of(int(row["line"]), row, begin)
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     raise BatchError(
                         f"line {number} of {self.path} is no row of a batch run: "
                         "correct it, or start anew with --overwrite"
                     ) from None
-                self.done.add(line)
-                if is_error_row(row):
-                    self.failed.add(line)
-                self._end += len(raw)
-        os.ftruncate(self._descriptor, self._end)
+                yield entry
+
+    def _sync(self) -> None:
+        """Makes the rows durable, and then their entries in the index readable."""
+        os.fsync(self._descriptor)
+        self._synced = time.monotonic()
+        if self._index.is_begun:
+            self._index.flush()
+        elif len(self.done) >= INDEXED_FROM:
+            self._complete_index()
+
+    def _complete_index(self) -> None:
+        """Adds the rows that the index lacks, and leaves it ready for more. Small outputs get none."""
+        if len(self.done) < INDEXED_FROM:
+            return
+        self._index.begin()
+        os.fsync(self._descriptor)
+        for number, entry in enumerate(self._rows_from(self._index.end), 1):
+            self._index.add(entry)
+            if number % _FLUSH_ROWS == 0:
+                self._index.flush()
+        self._index.flush()
 
     def _write_run(self) -> None:
         """Stores the run's description, atomically and durably, before the first row."""
@@ -313,6 +376,7 @@ class OutputFile:
                         kept.write(raw)
                 kept.flush()
             os.fsync(copy)
+            self._index.drop()
             os.replace(temporary, self.path)
         except BaseException:
             os.close(copy)
@@ -322,7 +386,7 @@ class OutputFile:
         self._descriptor, old = copy, self._descriptor
         os.close(old)
         self._end = os.fstat(copy).st_size
-        self._retried = set()
+        self._retried = LineSet()
         self._sync_folder()
 
     def _sync_folder(self) -> None:
@@ -331,64 +395,6 @@ class OutputFile:
             os.fsync(directory)
         finally:
             os.close(directory)
-
-
-class StandardOutput:
-    """The rows of one run on standard output. No earlier run can be continued."""
-
-    def __init__(self, run: Mapping[str, Json]):
-        if sys.stdout is None:
-            raise BatchError("cannot write standard output: it is closed")
-        self.run = dict(run)
-        self.done: set[int] = set()
-        self.failed: Set[int] = frozenset()
-
-    def begin(self, settled: Mapping[str, Json] = MappingProxyType({})) -> None:
-        """Adds the values of settings that were None."""
-        self.run.update(settled)
-
-    def append(self, line: int, row: Mapping[str, Json]) -> None:
-        """Writes the row of an input line, unbuffered.
-
-        Raises:
-            BrokenPipeError: the reader of standard output has closed it.
-            BatchError: the disk behind standard output is full or fails.
-        """
-        # Without Python's buffer: after an error, Python would try to write its contents again at exit.
-        out = getattr(sys.stdout.buffer, "raw", sys.stdout.buffer)
-        left = memoryview(encoded_row(line, row))
-        try:
-            while left:
-                left = left[out.write(left) :]
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise cannot("write", "standard output", error) from None
-        self.done.add(line)
-
-    def close(self) -> None:
-        """Does nothing: standard output stays open."""
-
-
-def encoded_row(line: int, row: Mapping[str, Json]) -> bytes:
-    """A row as one line of JSON in UTF-8, with the number of its input line and with its newline."""
-    return json_line({**row, "line": line})
-
-
-def json_line(document: Mapping[str, Json]) -> bytes:
-    """An object as one line of JSON in UTF-8, with its newline."""
-    try:
-        data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:  # a lone surrogate: UTF-8 cannot encode it, an escape of JSON can
-        data = json.dumps(document, separators=(",", ":")).encode()
-    return data + b"\n"
-
-
-def is_error_row(row: Mapping[str, Json]) -> bool:
-    """True if a row is an error row: its line was not answered."""
-    response = row.get("response")
-    refused = isinstance(response, dict) and response.get("status_code") != 200
-    return row.get("error") is not None or refused
 
 
 def _lock(descriptor: int, path: Path) -> None:

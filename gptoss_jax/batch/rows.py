@@ -15,12 +15,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from gptoss_jax.batch.source import MAX_LINE_BYTES
 from gptoss_jax.engine.request import row_seed
-from gptoss_jax.openai_api import PATHS, ApiError, Context, Prepared
+from gptoss_jax.openai_api import PATHS, ApiError, Context, Prepared, parse_object
 from gptoss_jax.openai_api import prepare as prepare_body
 from gptoss_jax.openai_api.errors import json_kind
 from gptoss_jax.openai_api.request import RequestChecker
-from harmony.json_types import Json
+from harmony.json_types import Json, JsonObject
 from harmony.openai_formats import BodyForm
 
 if TYPE_CHECKING:
@@ -91,6 +92,18 @@ def envelope_of(document: Mapping[str, Json], line: int) -> Envelope:
     elif isinstance(identifier, bool) or not isinstance(identifier, (str, int)) or identifier == "":
         raise ApiError("invalid_id", f"{name} must be a string, not {json_kind(identifier)}", name)
     return Envelope(line, identifier, "openai" if openai else "plain")
+
+
+def read_line(raw: bytes, line: int) -> tuple[JsonObject, Envelope]:
+    """Returns a line as JSON, and its identity.
+
+    Raises:
+        ApiError: the line is too long, is no JSON object, or has an id that is none.
+    """
+    if len(raw) > MAX_LINE_BYTES:
+        raise ApiError("line_too_long", f"has more than {MAX_LINE_BYTES >> 20} MiB")
+    document = parse_object(raw)
+    return document, envelope_of(document, line)
 
 
 def prepare(document: Mapping[str, Json], envelope: Envelope, context: RowContext) -> Prepared:

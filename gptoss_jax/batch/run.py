@@ -7,24 +7,30 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tqdm import tqdm
 
 from gptoss_jax.answers import Sample, read_sample, usage_of
 from gptoss_jax.batch.answers import answer_row, error_row
+from gptoss_jax.batch.errors import BatchError
+from gptoss_jax.batch.ids import IdTable, id_digest
 from gptoss_jax.batch.output import Output
 from gptoss_jax.batch.report import BatchReport
-from gptoss_jax.batch.rows import Envelope, RowContext, RowEngine, envelope_of, prepare
+from gptoss_jax.batch.rows import Envelope, RowContext, RowEngine, prepare, read_line
 from gptoss_jax.batch.source import Source
 from gptoss_jax.engine import Completion, Request, SamplingParams
-from gptoss_jax.openai_api import ApiError, Prepared, parse_object
+from gptoss_jax.openai_api import ApiError, Prepared
 from gptoss_jax.openai_api.rendering import check_history
 
 if TYPE_CHECKING:
+    from gptoss_jax.openai_api import UnknownField
     from harmony import HarmonyEncoding
     from harmony.json_types import JsonObject
+
+_MAX_UNKNOWN = 1000
+"""How many different unknown fields are counted."""
 
 
 def answer_rows(
@@ -59,8 +65,9 @@ def answer_rows(
         header_guard=bool(out.run["header_guard"]),
     )
     report = BatchReport(rows=source.rows, resumed=len(out.done), resumed_errors=len(out.failed))
-    with _bar(source.rows, len(out.done), shown=progress) as bar:
-        _Run(context, out, report, bar, form, on_row or (lambda answered: None)).answer(source)
+    with _bar(source.rows, len(out.done), shown=progress) as bar, IdTable() as ids:
+        ids.add(out.known_ids())
+        _Run(context, out, ids, report, bar, form, on_row or (lambda answered: None)).answer(source)
     return report
 
 
@@ -95,16 +102,16 @@ class _Run:
         self,
         context: RowContext,
         out: Output,
+        ids: IdTable,
         report: BatchReport,
         bar: tqdm,
         form: RowForm,
         on_row: Callable[[bool], None],
     ):
-        self._context, self._out, self._report, self._bar = context, out, report, bar
+        self._context, self._out, self._ids, self._report, self._bar = context, out, ids, report, bar
         self._form, self._on_row = form, on_row
         self._run = hashlib.sha256(json.dumps(dict(out.run), sort_keys=True).encode()).hexdigest()
         self._pending: dict[str, _Row] = {}
-        self._first_line: dict[str, int] = {}
         self._started = time.monotonic()
 
     def answer(self, source: Source) -> None:
@@ -154,36 +161,32 @@ class _Run:
     def _requests(self, source: Source) -> Iterator[Request]:
         """Yields the requests of lines without a row. Writes error rows for bad lines on the way."""
         for number, raw in source.read():
-            row = self._read(raw, number)
+            row = None if number in self._out.done else self._read(raw, number)
             if row is not None:
                 request = row.prepared.request
                 self._pending[request.id] = row
                 yield request
 
     def _read(self, raw: bytes, number: int) -> _Row | None:
-        """Returns the row to be answered; None if the line has its row already, or gets an error row now."""
-        done = number in self._out.done
+        """Returns the row to be answered; None if the line gets an error row now."""
         envelope = Envelope.unknown(number)
         try:
-            document = parse_object(raw)
-            envelope = envelope_of(document, number)
-            first = self._first_line.setdefault(envelope.key, number)
-            if done:
-                return None
+            document, envelope = read_line(raw, number)
+            first = self._ids.first_line(id_digest(envelope.key), number)
             if first != number:
                 shown = json.dumps(envelope.id, ensure_ascii=False)
                 raise ApiError("duplicate_id", f"the id {shown} is already that of line {first}")
             prepared = prepare(document, envelope, self._context)
             if self._form.hide_reasoning:
                 prepared = dataclasses.replace(prepared, with_reasoning=False)
-            self._report.unknown_fields.update(prepared.unknown)
+            self._count_unknown(prepared.unknown)
             return _Row(envelope, prepared, missing=prepared.request.sampling.n)
+        except BatchError:
+            raise
         except ApiError as error:
-            problem = error
+            self._refuse(envelope, error)
         except Exception as error:
-            problem = _fault(error)
-        if not done:
-            self._refuse(envelope, problem)
+            self._refuse(envelope, _fault(error))
         return None
 
     def _refuse(self, envelope: Envelope, error: ApiError) -> None:
@@ -191,6 +194,13 @@ class _Run:
         self._report.errors += 1
         self._bar.update()
         self._on_row(False)
+
+    def _count_unknown(self, unknown: Iterable[UnknownField]) -> None:
+        """Counts unknown fields, but not more different names than fit in memory."""
+        counts = self._report.unknown_fields
+        for field in unknown:
+            if field in counts or len(counts) < _MAX_UNKNOWN:
+                counts[field] += 1
 
     def _count(self, samples: list[Sample]) -> None:
         report, usage = self._report, usage_of(samples)

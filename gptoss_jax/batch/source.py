@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from gptoss_jax.batch.errors import BatchError, cannot
 
@@ -22,6 +22,9 @@ STANDARD = "-"
 
 _PIECE = 1 << 20
 """Bytes of a pipe that are copied at a time."""
+
+MAX_LINE_BYTES = 64 << 20
+"""Bytes of the longest line that is read whole. Of a longer one, as many and one more are given."""
 
 _GZIP = b"\x1f\x8b"
 _UNREAD = {
@@ -78,11 +81,10 @@ class Source:
             BatchError: after the last line, if the input was changed since it was opened.
         """
         digest, changed = hashlib.sha256(), False
-        for number, raw in self._numbered():
+        for number, raw in self._numbered(digest):
             if number > self._lines:
                 changed = True
                 break
-            digest.update(raw)
             if number == 1:
                 raw = raw.removeprefix(codecs.BOM_UTF8)
             if raw.strip():
@@ -145,20 +147,33 @@ class Source:
     def _survey(self) -> tuple[str, int, int]:
         """Returns the SHA-256, the number of lines that are not blank, and the number of all lines."""
         digest, rows, number = hashlib.sha256(), 0, 0
-        for number, raw in self._numbered():
-            digest.update(raw)
+        for number, raw in self._numbered(digest):
             rows += bool((raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip())
         return digest.hexdigest(), rows, number
 
-    def _numbered(self) -> Iterator[tuple[int, bytes]]:
+    def _numbered(self, digest: _Digest) -> Iterator[tuple[int, bytes]]:
+        """Yields all lines with their numbers, and adds them to the digest."""
+        most = MAX_LINE_BYTES + 1
         try:
             self._file.seek(0)
             lines = gzip.GzipFile(fileobj=self._file) if self._gzip else self._file
-            yield from enumerate(lines, 1)
+            number = 0
+            while raw := lines.readline(most):
+                number += 1
+                digest.update(raw)
+                rest = raw
+                while len(rest) == most and not rest.endswith(b"\n"):
+                    rest = lines.readline(most)
+                    digest.update(rest)
+                yield number, raw
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise BatchError(f"cannot read {self.name}: it is no whole gzip file ({error})") from None
         except OSError as error:
             raise cannot("read", self.name, error) from None
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
 
 
 def _status(file: BinaryIO) -> os.stat_result | None:
