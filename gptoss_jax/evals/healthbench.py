@@ -23,18 +23,27 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from gptoss_jax.evals.data import PublishedFile, json_lines, read_data
+from gptoss_jax.evals.drawing import drawn
 from gptoss_jax.evals.types import Attempt, EvaluationError, Grade, GradingError, Problem
 from harmony.errors import shown_json
 
 if TYPE_CHECKING:
     from harmony.json_types import Json, JsonObject
 
-SUBSETS = ("all", "hard", "consensus")
-"""The parts of the data, each a file of its own."""
+_ORIGIN = "https://openaipublic.blob.core.windows.net/simple-evals/healthbench/"
+FILES = {
+    "all": PublishedFile("2025-05-07-06-14-12_oss_eval.jsonl", _ORIGIN),
+    "hard": PublishedFile("hard_2025-05-08-21-00-10.jsonl", _ORIGIN),
+    "consensus": PublishedFile("consensus_2025-05-09-20-00-46.jsonl", _ORIGIN),
+}
+"""The file of each part of the data."""
 
 _MOST_POINTS = 1_000_000
 """The published items have -10 to 10. A limit keeps scores finite, and refuses NaN."""
@@ -96,30 +105,42 @@ class RubricGrader(Protocol):
 
 
 class HealthBench:
-    """The evaluation, as the protocol `gptoss_jax.evals.types.Evaluation` says.
+    """The evaluation, or one of its smaller parts: see `gptoss_jax.evals.types.Evaluation`.
 
-    Args:
-        examples: the lines of the data, in their order.
-        source: the name of the data for messages of errors.
+    Attributes:
         subset: "all", "hard" or "consensus".
-        grader: who grades.
-
-    Raises:
-        EvaluationError: an example does not have the published form.
+        files: the data's file.
+        problems: all problems, or those that were drawn.
     """
 
     name = "healthbench"
     graded_by_model = True
 
     def __init__(
-        self, examples: Iterable[JsonObject], *, source: str, subset: str, grader: RubricGrader
+        self, data: str | Path, subset: str, grader: RubricGrader, examples: int | None = None
     ) -> None:
+        """Reads the problems.
+
+        Args:
+            data: the folder of the file, or "sample".
+            subset: "all", "hard" or "consensus".
+            grader: who grades.
+            examples: how many problems to draw, as the harness draws them; None for all.
+
+        Raises:
+            EvaluationError: the file is missing or not as published.
+        """
         self.subset = subset
-        self.problems = read_examples(examples, source)
+        self.files = read_data(data, self.name, [FILES[subset]])
+        (file,) = self.files
+        problems = read_examples(json_lines(file), file.name)
+        if examples == len(problems):
+            examples = None  # the harness draws only what is less than all
+        self.problems: Sequence[Problem] = drawn(problems, examples, random.Random(0))
         self._grader = grader
 
     def attempts(self, count: int) -> list[Attempt]:
-        """All attempts, the first ones of all problems before the second ones."""
+        """See `Evaluation`."""
         return [
             Attempt(problem, number, problem.messages, None)
             for number in range(count)

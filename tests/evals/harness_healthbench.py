@@ -90,17 +90,33 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def reply(prompt: str) -> str:
+    """A grader's reply that depends on nothing but the prompt."""
+    return json.dumps({"explanation": "so", "criteria_met": verdict_of(prompt)})
+
+
+def drawn(harness: Any, examples: int, of: int) -> list[str]:
+    """The ids of the examples that the harness draws from a file of `of` examples."""
+    lines = [json.dumps(example).encode() for example in cases.examples(of)]
+    with mock.patch.object(harness.bf, "BlobFile") as file:
+        file.return_value.__enter__.return_value = lines
+        evaluation = harness.HealthBenchEval(grader_model=None, num_examples=examples)
+    return [example["prompt_id"] for example in evaluation.examples]
+
+
 def main(checkout: Path) -> None:
     harness = load(checkout)
-    golden: dict[str, Any] = {"template": digest(harness.GRADER_TEMPLATE), "graded": [], "read": ""}
-    for number, example in enumerate(cases.examples(40)):
-        text = cases.TEXTS[number % len(cases.TEXTS)]
-        found = graded(
-            harness, example, text, lambda prompt: json.dumps({"criteria_met": verdict_of(prompt)})
-        )
-        golden["graded"].append([digest("".join(sorted(found["prompts"])))[:16], found["metrics"]])
-    golden["read"] = "".join(LETTERS[read(harness, reply)] for reply in cases.replies(600))
-    GOLDEN.write_text(json.dumps(golden, indent=None, separators=(",", ":")) + "\n")
+    graded_examples = [
+        graded(harness, example, cases.text_of(number), reply)
+        for number, example in enumerate(cases.examples(40))
+    ]
+    golden = {
+        "template": digest(harness.GRADER_TEMPLATE),
+        "graded": [[digest("".join(sorted(g["prompts"])))[:16], g["metrics"]] for g in graded_examples],
+        "read": "".join(LETTERS[read(harness, text)] for text in cases.replies(600)),
+        "drawn": {str(count): drawn(harness, count, of=20) for count in (3, 19, 20)},
+    }
+    GOLDEN.write_text(json.dumps(golden, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ TEXTS = (
 )
 
 
+def text_of(number: int) -> str:
+    """The answer to an example."""
+    return TEXTS[number % len(TEXTS)] + (TEXTS[number % 7] if number % 3 else "")
+
+
 def example(rng: random.Random, number: int) -> dict[str, Any]:
     """One line of the data."""
     tags = [f"axis:{name}" for name in ("accuracy", "completeness", "communication_quality")]

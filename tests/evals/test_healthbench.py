@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ import pytest
 
 from gptoss_jax.evals.grader import read_reply
 from gptoss_jax.evals.healthbench import (
+    FILES,
     HealthBench,
+    RubricGrader,
     RubricItem,
     Verdict,
     grader_prompt,
@@ -22,7 +23,7 @@ from gptoss_jax.evals.healthbench import (
     read_examples,
     score_of,
 )
-from gptoss_jax.evals.types import Attempt, EvaluationError, GradingError
+from gptoss_jax.evals.types import EvaluationError, GradingError
 from tests.evals import harness_healthbench as oracle
 from tests.evals import healthbench_cases as cases
 
@@ -53,21 +54,30 @@ class Judge:
         ]
 
 
-def graded(example: dict[str, Any], text: str) -> tuple[list[str], dict[str, Any]]:
-    """Our prompts for the grader, and the details of our grade."""
+def evaluation_of(folder: Path, examples: Sequence[dict[str, Any]], grader: RubricGrader) -> HealthBench:
+    """The evaluation of some examples, read from a file in the published form."""
+    path = folder / "2025-05-07-06-14-12_oss_eval.jsonl"
+    path.write_text("".join(json.dumps(example) + "\n" for example in examples), encoding="utf-8")
+    return HealthBench(folder, "all", grader)
+
+
+def graded(
+    folder: Path, examples: Sequence[dict[str, Any]], text_of: Callable[[int], str]
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Of each example our prompts for the grader, and the details of our grade."""
     judge = Judge()
-    evaluation = HealthBench([example], source="data", subset="all", grader=judge)
-    (attempt,) = evaluation.attempts(1)
-    grade = evaluation.grade(attempt, text)
-    assert grade.score == grade.details["metrics"]["overall_score"]  # type: ignore[call-overload, index]
-    return judge.asked[f"{example['prompt_id']}/0"], grade.details
+    evaluation = evaluation_of(folder, examples, judge)
+    for number, attempt in enumerate(evaluation.attempts(1)):
+        grade = evaluation.grade(attempt, text_of(number))
+        assert grade.score == grade.details["metrics"]["overall_score"]  # type: ignore[call-overload, index]
+        yield judge.asked[f"{attempt.problem.id}/0"], grade.details
 
 
-def test_prompts_and_metrics_are_those_of_the_harness() -> None:
-    for number, (example, (prompts, metrics)) in enumerate(
-        zip(cases.examples(len(GOLDEN["graded"])), GOLDEN["graded"], strict=True)
+def test_prompts_and_metrics_are_those_of_the_harness(tmp_path: Path) -> None:
+    examples = cases.examples(len(GOLDEN["graded"]))
+    for (ours, details), (prompts, metrics) in zip(
+        graded(tmp_path, examples, cases.text_of), GOLDEN["graded"], strict=True
     ):
-        ours, details = graded(example, cases.TEXTS[number % len(cases.TEXTS)])
         assert oracle.digest("".join(sorted(ours)))[:16] == prompts
         assert details["metrics"] == pytest.approx(metrics, rel=1e-12)
         assert list(details["metrics"]) == list(metrics)
@@ -93,22 +103,14 @@ def test_an_explanation_is_kept_whatever_it_is() -> None:
 
 
 @with_harness
-def test_the_running_harness_grades_2000_answers_alike() -> None:
+def test_the_running_harness_grades_2000_answers_alike(tmp_path: Path) -> None:
     harness = oracle.load(Path(HARNESS))
-    rng = random.Random(7)
-    for number, example in enumerate(cases.examples(2000, seed=7)):
-        text = rng.choice(cases.TEXTS) + (rng.choice(cases.TEXTS) if number % 3 else "")
-        theirs = oracle.graded(
-            harness,
-            example,
-            text,
-            lambda prompt: json.dumps({"explanation": "so", "criteria_met": oracle.verdict_of(prompt)}),
-        )
-        ours, details = graded(example, text)
+    examples = cases.examples(2000, seed=7)
+    for number, (ours, details) in enumerate(graded(tmp_path, examples, cases.text_of)):
+        theirs = oracle.graded(harness, examples[number], cases.text_of(number), oracle.reply)
         assert sorted(ours) == sorted(theirs["prompts"])
         assert details["metrics"] == theirs["metrics"]
-        for mine, other in zip(details["rubric_items"], theirs["items"], strict=True):
-            assert {**mine, "explanation": "so"} == other
+        assert [{**item, "explanation": "so"} for item in details["rubric_items"]] == theirs["items"]
 
 
 @with_harness
@@ -171,26 +173,37 @@ def test_a_place_holder_inside_the_conversation_is_filled_as_by_the_harness() ->
     assert "<<" not in prompt
 
 
-def test_an_item_without_a_verdict_leaves_the_answer_without_a_grade() -> None:
-    judge = Judge(silent=2)
-    evaluation = HealthBench(cases.examples(3), source="data", subset="all", grader=judge)
-    attempt = max(evaluation.attempts(1), key=lambda attempt: len(attempt.problem.data["rubrics"]))  # type: ignore[arg-type]
-    items = len(attempt.problem.data["rubrics"])  # type: ignore[arg-type]
-    with pytest.raises(
-        GradingError, match=rf"^2 of {items} rubric items have no grade; item 1: the line is dead$"
-    ):
+def test_an_item_without_a_verdict_leaves_the_answer_without_a_grade(tmp_path: Path) -> None:
+    rubrics = [{"criterion": name, "points": 5, "tags": []} for name in "abc"]
+    evaluation = evaluation_of(tmp_path, [{**GOOD, "rubrics": rubrics}], Judge(silent=2))
+    (attempt,) = evaluation.attempts(1)
+    with pytest.raises(GradingError) as caught:
         evaluation.grade(attempt, "Hello")
+    assert str(caught.value) == "2 of 3 rubric items have no grade; item 1: the line is dead"
 
 
-def test_attempts_go_through_all_problems_before_the_next_round() -> None:
-    evaluation = HealthBench(cases.examples(2), source="data", subset="hard", grader=Judge())
+def test_attempts_go_through_all_problems_before_the_next_round(tmp_path: Path) -> None:
+    evaluation = evaluation_of(tmp_path, cases.examples(2), Judge())
     assert [(attempt.problem.id, attempt.number) for attempt in evaluation.attempts(2)] == [
         ("example-0", 0),
         ("example-1", 0),
         ("example-0", 1),
         ("example-1", 1),
     ]
-    assert isinstance(evaluation.attempts(1)[0], Attempt)
+
+
+@pytest.mark.parametrize("subset", FILES)
+def test_each_part_has_a_sample(subset: str) -> None:
+    evaluation = HealthBench("sample", subset, Judge())
+    assert len(evaluation.problems) == 3
+    assert [file.standing for file in evaluation.files] == ["sample"]
+
+
+def test_examples_are_drawn_as_the_harness_draws_them(tmp_path: Path) -> None:
+    evaluation_of(tmp_path, cases.examples(20), Judge())
+    for examples, drawn in GOLDEN["drawn"].items():
+        evaluation = HealthBench(tmp_path, "all", Judge(), int(examples))
+        assert [problem.id for problem in evaluation.problems] == drawn
 
 
 GOOD = {
