@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+import copy
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
@@ -77,6 +79,27 @@ class Checkpoint(abc.ABC):
             CheckpointError: a file has become shorter since the checkpoint was opened.
         """
 
+    @abc.abstractmethod
+    def _reader(self, name: str) -> Reader:
+        """The reader of one parameter."""
+
+    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
+        """Reads one parameter into host memory, in its canonical dtype and shape.
+
+        rows: which of its first dimension; all by default.
+        """
+        spec = parameter_specs(self.config)[name]
+        start, stop, _ = rows.indices(spec.shape[0])
+        out = np.empty((stop - start, *spec.shape[1:]), spec.dtype)
+        self._reader(name)((slice(start, stop), *(slice(0, size) for size in spec.shape[1:])), out, False)
+        return out
+
+    def first_layers(self, count: int) -> Self:
+        """The same checkpoint without the layers from `count` on: what is before and after them stays."""
+        shorter = copy.copy(self)
+        shorter.config = dataclasses.replace(self.config, num_layers=min(count, self.config.num_layers))
+        return shorter
+
 
 class SafetensorsCheckpoint(Checkpoint):
     """A folder in one of the two published layouts."""
@@ -96,13 +119,6 @@ class SafetensorsCheckpoint(Checkpoint):
         specs = parameter_specs(self.config)
         readers = {name: (spec, self._reader(name)) for name, spec in specs.items()}
         return place_all(readers, shardings, dtype, padded)
-
-    def read(self, name: str) -> np.ndarray:
-        """Reads one parameter into host memory, in its canonical shape and dtype."""
-        spec = self._sources[name].parameter
-        out = np.empty(spec.shape, spec.dtype)
-        self._reader(name)(tuple(slice(0, size) for size in spec.shape), out, False)
-        return out
 
     def files(self) -> dict[str, list[int]]:
         """The safetensors files: name → size in bytes, modification time in nanoseconds."""
@@ -140,8 +156,12 @@ class ConvertedCheckpoint(Checkpoint):
         padded: Mapping[str, tuple[int, ...]] | None = None,
     ) -> dict[str, jax.Array]:
         """See `Checkpoint.load`."""
-        readers = {name: (array.spec, array.read) for name, array in self._arrays.items()}
+        specs = parameter_specs(self.config)
+        readers = {name: (spec, self._reader(name)) for name, spec in specs.items()}
         return place_all(readers, shardings, dtype, padded)
+
+    def _reader(self, name: str) -> Reader:
+        return self._arrays[name].read
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -8,13 +8,25 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from gptoss_jax.commands import batch, bench, chat, convert, evaluate, generate, harmony, inspect, serve
+from gptoss_jax.commands import (
+    batch,
+    bench,
+    chat,
+    convert,
+    evaluate,
+    generate,
+    harmony,
+    inspect,
+    serve,
+    verify,
+)
 from gptoss_jax.commands.parsing import CommandParser, PrintCompletion, ShowVersion
 
 _EXIT_CODES = (
     "Exit codes: 0 success; 1 the command ran and did not succeed (batch: no row was answered, or more than "
-    "--max-errors rows failed; generate: there is no answer; chat: a line of standard input got none); 2 the "
-    "command could not run, because of its options, its input or the machine; 130 interrupted."
+    "--max-errors rows failed; generate: there is no answer; verify: a check failed; chat: a line of "
+    "standard input got none); 2 the command could not run, because of its options, its input or the "
+    "machine; 130 interrupted."
 )
 
 _INPUT_ERRORS = {
@@ -43,7 +55,7 @@ def new_parser() -> CommandParser:
     parser.add_argument("--version", action=ShowVersion)
     parser.add_argument("--print-completion", action=PrintCompletion)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (batch, serve, chat, generate, convert, inspect, evaluate, harmony, bench):
+    for module in (batch, serve, chat, generate, convert, inspect, verify, evaluate, harmony, bench):
         module.add_parser(commands)
     return parser
 

@@ -26,15 +26,18 @@ KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 AXES = ("data", "expert", "tensor")
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, slots: bool = False) -> None:
-    """Adds the options for the model and the engine; `--slots` only if `slots` is True."""
+def add_model_options(
+    parser: argparse.ArgumentParser, *, slots: bool = False, checkpoint: bool = True
+) -> None:
+    """Adds the options for the model and the engine; `--slots` and `--checkpoint` only if they are True."""
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--checkpoint",
-        default="tiny",
-        metavar="DIR",
-        help='a checkpoint folder, or "tiny" for the one in the package (default)',
-    )
+    if checkpoint:
+        group.add_argument(
+            "--checkpoint",
+            default="tiny",
+            metavar="DIR",
+            help='a checkpoint folder, or "tiny" for the one in the package (default)',
+        )
     group.add_argument(
         "--dtype",
         choices=DTYPES,

@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def load_engine(
-    path: str | Path,
+    path: str | Path | Checkpoint,
     *,
     dtype: DTypeLike | None = None,
     mesh: Mesh | Sequence[int] | Mapping[str, int] | None = None,
@@ -35,7 +35,8 @@ def load_engine(
     """Loads a checkpoint. Returns an engine that runs it, its encoding, and the opened checkpoint.
 
     Args:
-        path, dtype, mesh, options: `checkpoint`, `dtype`, `mesh` and `options` of `gptoss_jax.LLM`.
+        path: `checkpoint` of `gptoss_jax.LLM`, or a checkpoint that is open.
+        dtype, mesh, options: `dtype`, `mesh` and `options` of `gptoss_jax.LLM`.
 
     Raises:
         checkpoints.config.CheckpointError: the checkpoint is missing or broken, or does not fit its
@@ -48,7 +49,7 @@ def load_engine(
     import jax.numpy as jnp
     from jax.sharding import Mesh
 
-    from checkpoints import open_checkpoint
+    from checkpoints import Checkpoint, open_checkpoint
     from gptoss_jax.engine import Engine, RequestError
     from gptoss_jax.engine.engine import plan_on
     from gptoss_jax.engine.options import options_from
@@ -56,7 +57,7 @@ def load_engine(
     from gptoss_jax.sharding import make_mesh
     from gptoss_jax.vocabulary import load_encoding_for
 
-    if not isinstance(path, (str, os.PathLike)):
+    if not isinstance(path, (str, os.PathLike, Checkpoint)):
         raise RequestError(f"checkpoint is {shown(path)}: it must be a folder's path, or 'tiny'")
     if dtype is None:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
@@ -67,7 +68,7 @@ def load_engine(
     if not known:
         raise RequestError(f"dtype is {shown(dtype)}: it must be {' or '.join(DTYPES)}")
     chosen = options_from(dict(options))
-    checkpoint = open_checkpoint(path)
+    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     encoding = load_encoding_for(checkpoint)
     warn_beyond_context(chosen.max_length, checkpoint.config.context_length)
     if not isinstance(mesh, Mesh):
