@@ -51,7 +51,8 @@ def _numbers_of(checkpoint: Checkpoint, specs: Mapping[str, ParameterSpec], prog
     for name, spec in specs.items():
         top = 0.0
         for part in _parts(checkpoint, name, spec.shape):
-            magnitudes = part.view(np.uint16) & 0x7FFF  # ordered as the numbers that they are
+            # Their bits are ordered as the numbers that they are.
+            magnitudes: np.ndarray = np.bitwise_and(part.view(np.uint16), 0x7FFF)
             highest = int(magnitudes.max())
             if highest >= 0x7F80:
                 wrong = int((magnitudes >= 0x7F80).sum())
