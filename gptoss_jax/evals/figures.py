@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gptoss_jax.evals import statistics
-from gptoss_jax.evals.published import Comparison, compare
+from gptoss_jax.evals.published import MAX_TOKENS, Comparison, compare
 from gptoss_jax.evals.records import Outcome, Problem, Reading, Record, RunFile, grouped
 from gptoss_jax.evals.statistics import Spread
 from harmony.json_types import Json
@@ -287,6 +287,13 @@ def _notes(file: RunFile, missing: int | None, harness: Graded, outcomes: Counte
         notes.append(
             f"{_count(outcomes['failed'], 'request')} failed and count as wrong, as in the harness, which "
             "takes a failed request for a blank answer."
+        )
+    cut = sum(record.finish_reason == "length" for record in records)
+    limits = [limit for name in ("max_tokens", "max_length") if (limit := _whole(file.run.get(name)))]
+    if cut and limits and min(limits) < MAX_TOKENS:
+        notes.append(
+            f"{_count(cut, 'answer')} cut by the limit of {min(limits):,} tokens. The published runs allow "
+            f"{MAX_TOKENS:,}, where some of these might have been right."
         )
     if outcomes["ungraded"]:
         notes.append(f"{_count(outcomes['ungraded'], 'answer')} without a grade: left out of all scores.")

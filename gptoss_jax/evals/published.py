@@ -21,7 +21,10 @@ LEVEL = 0.05
 _BORDER = 1.959964
 """How many standard errors noise alone exceeds with the chance `LEVEL`."""
 
-TEMPERATURE = 1.0
+SAMPLING = 1.0
+"""Temperature and top_p of the published scores."""
+MAX_TOKENS = 131_072
+"""How many tokens each of their answers could have."""
 PROBLEMS = {"aime": 30, "gpqa": 198, "healthbench": 5000, "healthbench hard": 1000}
 """How many problems a published score is about."""
 
@@ -154,10 +157,9 @@ def compare(file: RunFile, missing: int | None) -> Comparison | str:
             f"Not compared: {len(file.problems):,} problems, and the published score is about "
             f"{PROBLEMS[evaluation]:,}."
         )
-    if run.get("temperature") not in (None, TEMPERATURE):
-        return (
-            f"Not compared: temperature {run['temperature']}, and the published score's is {TEMPERATURE:g}."
-        )
+    for name in ("temperature", "top_p"):
+        if run.get(name) not in (None, SAMPLING):
+            return f"Not compared: {name} is {run[name]}, and {SAMPLING:g} for the published score."
     ungraded = sum(record.blank_score is None for record in file.records())
     if ungraded:
         return f"Not compared yet: {ungraded:,} answers have no grade."

@@ -20,6 +20,8 @@ from harmony.json_types import JsonObject
 
 _WIDEST = 100
 """Columns of the widest paragraph."""
+_MOST_ROWS = 16
+"""Rows of a table, as far as the terminal shows them. The page and the JSON have all."""
 
 
 def write_report(path: Path) -> str:
@@ -48,9 +50,13 @@ def _replace(path: Path, parts: Iterable[str]) -> None:
     """Writes a file beside `path` and renames it, so that there is never half a file there."""
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(parts)
-        os.replace(part, path)
+        try:
+            with part.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(parts)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise EvaluationError(f"cannot write {path}: {error.strerror or error}") from None
 
@@ -94,7 +100,7 @@ def _problem(problem: Problem) -> JsonObject:
 
 def as_text(run: RunFile, figures: Figures) -> str:
     """The figures as text for a terminal: short lines, aligned columns."""
-    parts = [f"{printable(title(run.run))}\n{progress(figures)}"]
+    parts = [f"{_line(title(run.run))}\n{progress(figures)}"]
     drawn = [_drawn(table) for table in tables(figures)]
     if drawn:
         drawn.insert(1, _paragraph(comparison(figures)))
@@ -108,7 +114,8 @@ def _paragraph(text: str) -> str:
 
 def _drawn(table: Table) -> str:
     """A table as lines: names to the left, figures to the right."""
-    cells = [[printable(cell) for cell in row] for row in (table.head, *table.rows)]
+    shown = table.rows[:_MOST_ROWS]
+    cells = [[_line(cell) for cell in row] for row in (table.head, *shown)]
     widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]
     lines = [
         "   ".join(
@@ -117,9 +124,16 @@ def _drawn(table: Table) -> str:
         ).rstrip()
         for row in cells
     ]
+    if len(shown) < len(table.rows):
+        lines.append(f"and {len(table.rows) - len(shown)} more")
     if table.note:
         lines.append(_paragraph(table.note))
     return "\n".join(lines)
+
+
+def _line(text: str) -> str:
+    """A text on one line."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _padded(cell: str, width: int, *, left: bool) -> str:

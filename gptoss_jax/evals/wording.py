@@ -20,6 +20,8 @@ OUTCOMES: Mapping[Outcome, str] = {
     "ungraded": "without a grade",
 }
 UNKNOWN = "–"
+_FIRST_TAGS = ("theme:", "axis:")
+"""The tags of HealthBench that its paper reports."""
 
 
 @dataclass(frozen=True)
@@ -87,21 +89,18 @@ def _scores(figures: Figures) -> Table:
     graded = [figures.harness] if figures.strict is None else [figures.harness, figures.strict]
     has_bootstrap = figures.bootstrap_error is not None
     answers = figures.done - figures.failed
-
-    def row(name: str, figure: Sequence[str]) -> list[str]:
-        return [name, *figure]
-
     rows = [
-        row("score", [percent(one.score) for one in graded]),
-        row("± if run again", [points(one.over_attempts) for one in graded]),
-        row("± with other problems", [points(one.over_problems) for one in graded]),
+        ["score", *(percent(one.score) for one in graded)],
+        ["± if run again", *(points(one.over_attempts) for one in graded)],
+        ["± with other problems", *(points(one.over_problems) for one in graded)],
     ]
     if has_bootstrap:
-        rows.append(row("± as the harness gives it", [points(figures.bootstrap_error)]))
+        rows.append(["± as the harness gives it", points(figures.bootstrap_error)])
+        rows[-1] += [UNKNOWN] * (len(graded) - 1)
     if figures.failed:
-        rows.append(row("score without failed requests", [percent(one.without_failed) for one in graded]))
+        rows.append(["score without failed requests", *(percent(one.without_failed) for one in graded)])
     if figures.harness.one_of_k and answers:
-        rows.append(row("answers it could not read", [percent(one.unread / answers) for one in graded]))
+        rows.append(["answers it could not read", *(percent(one.unread / answers) for one in graded)])
     note = (
         "± is one standard error, in points: if the same problems were run again, and if there were other "
         "problems of the same kind, which contains the first."
@@ -164,7 +163,8 @@ def _ends(figures: Figures) -> Table:
 def _tags(figures: Figures) -> Table | None:
     if not figures.tags:
         return None
-    rows = [[tag.name, percent(tag.score), points(tag.error), f"{tag.rows:,}"] for tag in figures.tags]
+    ordered = sorted(figures.tags, key=lambda tag: (not tag.name.startswith(_FIRST_TAGS), tag.name))
+    rows = [[tag.name, percent(tag.score), points(tag.error), f"{tag.rows:,}"] for tag in ordered]
     return Table(["tag", "score", "±", "rows"], rows)
 
 
