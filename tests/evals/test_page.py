@@ -94,16 +94,22 @@ def elements_saying(folder: Path, text: str) -> list[tuple[str, dict[str, str | 
     return parsed.elements
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[str, str | None]]]:
+    """The elements of the page whose texts are all "a"."""
+    return elements_saying(tmp_path_factory.mktemp("plain"), "a")
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_categories=[])).map(lambda text: "a" + text))
-def test_no_text_is_anything_but_text(tmp_path: Path, text: str) -> None:
-    assert elements_saying(tmp_path, text) == elements_saying(tmp_path, "a")
+def test_no_text_is_anything_but_text(tmp_path: Path, plain: list[Any], text: str) -> None:
+    assert elements_saying(tmp_path, text) == plain
 
 
-def test_hostile_text_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+def test_hostile_text_is_shown_and_not_obeyed(tmp_path: Path, plain: list[Any]) -> None:
     made = page(made_runs.write(tmp_path / "out.jsonl", rows_saying(EVIL), **run_saying(EVIL)))
     parsed = Parsed(made)
-    assert parsed.elements == elements_saying(tmp_path, "a")
+    assert parsed.elements == plain
     for character in "\x00\x1b\x07\u202e\r":
         assert character not in made
     assert "<script>window.hit=1</script>" in "".join(parsed.said["div.say"])
