@@ -20,6 +20,7 @@ from gptoss_jax.evals.wording import (
     Table,
     comparison,
     counted,
+    graders,
     percent,
     points,
     progress,
@@ -78,9 +79,8 @@ def _text(value: str) -> str:
 
 def _top(run: RunFile, figures: Figures) -> Iterator[str]:
     if figures.done:
-        graded = [("Grader of the harness", figures.harness), ("Strict grader", figures.strict)]
         yield '<dl class="score">\n'
-        yield from (_headline(name, one) for name, one in graded if one is not None)
+        yield from (_headline(name.capitalize(), graded) for name, graded in graders(figures))
         yield f'</dl>\n<p class="verdict">{_text(comparison(figures))}</p>\n'
     if figures.notes:
         items = "".join(f"<li>{_text(note)}</li>\n" for note in figures.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gptoss_jax.evals.figures import Figures
+from gptoss_jax.evals.figures import Figures, Graded
 from gptoss_jax.evals.published import Comparison
 from gptoss_jax.evals.records import Outcome
 from harmony.json_types import Json
@@ -85,8 +85,15 @@ def tables(figures: Figures) -> list[Table]:
     return [table for table in found if table is not None]
 
 
+def graders(figures: Figures) -> list[tuple[str, Graded]]:
+    """The graders' names and figures."""
+    if figures.strict is None:
+        return [("scored as in the harness", figures.harness)]
+    return [("grader of the harness", figures.harness), ("strict grader", figures.strict)]
+
+
 def _scores(figures: Figures) -> Table:
-    graded = [figures.harness] if figures.strict is None else [figures.harness, figures.strict]
+    graded = [one for _, one in graders(figures)]
     has_bootstrap = figures.bootstrap_error is not None
     answers = figures.done - figures.failed
     rows = [
@@ -107,7 +114,7 @@ def _scores(figures: Figures) -> Table:
     )
     if has_bootstrap:
         note += " The harness draws rows anew, with replacement, and takes the spread of their clipped means."
-    return Table(["", "grader of the harness", "strict grader"][: 1 + len(graded)], rows, note)
+    return Table(["", *(name for name, _ in graders(figures))], rows, note)
 
 
 def _tries(figures: Figures) -> Table | None:
@@ -165,7 +172,7 @@ def _tags(figures: Figures) -> Table | None:
         return None
     ordered = sorted(figures.tags, key=lambda tag: (not tag.name.startswith(_FIRST_TAGS), tag.name))
     rows = [[tag.name, percent(tag.score), points(tag.error), f"{tag.rows:,}"] for tag in ordered]
-    return Table(["tag", "score", "±", "rows"], rows)
+    return Table(["tag", "score", "±", "rows"], rows, "± as the harness gives it.")
 
 
 def comparison(figures: Figures) -> str:
