@@ -142,8 +142,10 @@ def _problems(run: RunFile, figures: Figures) -> Iterator[str]:
             if outcome in seen
         )
         yield f'<p class="key">{marks}</p>\n'
+    has_answers = any(record.expected is not None for record in run.records())
     yield (
-        '<div class="line heads"><span>problem</span><span>right answer</span>'
+        '<div class="line heads"><span>problem</span>'
+        f"<span>{'right answer' if has_answers else ''}</span>"
         f"<span>{'attempts' if has_marks else ''}</span><span>score</span><span>tokens</span></div>\n"
     )
     for problem in run.problems:
@@ -155,6 +157,8 @@ def _filters(run: RunFile) -> str:
     counts = Counter(kind for record in run.records() for kind in _kinds(record))
     buttons = [("all", "all", sum(1 for _ in run.records()))]
     buttons += [(kind, name, counts[kind]) for kind, name in _FILTERS.items() if counts[kind]]
+    if len(buttons) == 1:
+        return ""
     return (
         '<fieldset class="show">\n'
         + "".join(
@@ -192,7 +196,7 @@ def _problem(run: RunFile, problem: Problem) -> Iterator[str]:
     answer = expected.pop() if len(expected) == 1 else "differs"
     yield (
         f'<details class="problem{"".join(f" has-{kind}" for kind in kinds)}">\n<summary class="line">'
-        f"<bdi>{_text(problem.name)}</bdi><bdi>{_text(answer or UNKNOWN)}</bdi>"
+        f"<bdi>{_text(problem.name)}</bdi><bdi>{_text(answer or '')}</bdi>"
         f"{_marks(problem) if _has_marks(problem) else _bar(score)}"
         f"<span>{percent(score)}</span>"
         f"<span>{f'{sum(tokens) / len(tokens):,.0f}' if tokens else UNKNOWN}</span></summary>\n"
@@ -280,7 +284,8 @@ def _grades(record: Record, row: JsonObject) -> str:
     lines = []
     if record.expected is not None:
         lines.append(("right answer", record.expected, ""))
-    for name, key in (("grader of the harness", "harness"), ("strict grader", "strict")):
+    first = "score" if record.strict is None else "grader of the harness"
+    for name, key in ((first, "harness"), ("strict grader", "strict")):
         grade = row.get(key)
         if isinstance(grade, dict):
             answer, score = grade.get("answer"), grade.get("score")
@@ -304,7 +309,7 @@ def _grades(record: Record, row: JsonObject) -> str:
 
 
 def _score(score: Json) -> str:
-    return f"score {score:g}" if isinstance(score, int | float) else "no score"
+    return f"score {score:.4g}" if isinstance(score, int | float) else "no score"
 
 
 def _details(details: JsonObject) -> Iterator[str]:

@@ -85,13 +85,14 @@ def aime(problems: int = 30, attempts: int = 16, seed: int = 0, share: float = 0
         for number, chance in enumerate(chances):
             name = f"aime-2025-{'I' if number < 15 else 'II'}-{number % 15 + 1}"
             tokens = int(rng.lognormvariate(9.2 + (1 - chance), 0.5))
+            messages = [{"role": "user", "content": f"\nFind the sum of all such n ({name}).\n"}]
             draw = rng.random()
             tokens = 16_000 if draw < 0.02 else min(tokens, 16_000)
             usage = {"prompt_tokens": 180, "completion_tokens": tokens + 400, "reasoning_tokens": tokens}
             if draw < 0.004:
-                rows.append({**failed(name, attempt), "expected": "70"})
+                rows.append({**failed(name, attempt), "expected": "70", "messages": messages})
             elif draw < 0.02:
-                rows.append({**cut(name, attempt), "expected": "70", "usage": usage})
+                rows.append({**cut(name, attempt), "expected": "70", "messages": messages, "usage": usage})
             else:
                 right = rng.random() < chance
                 answer = "70" if right else str(rng.choice([12, 12, 12, 105, 588]))
@@ -103,7 +104,7 @@ def aime(problems: int = 30, attempts: int = 16, seed: int = 0, share: float = 0
                         attempt,
                         float(right),
                         expected="70",
-                        messages=[{"role": "user", "content": f"\nFind the sum of all such n ({name}).\n"}],
+                        messages=messages,
                         reasoning=THOUGHT * rng.randint(3, 30),
                         text=f"The sum is \\boxed{{{answer}}}." if not plain else f"The sum is {answer}.",
                         usage=usage,
