@@ -17,6 +17,7 @@ from gptoss_jax.commands import (
     generate,
     harmony,
     inspect,
+    merge,
     serve,
     verify,
 )
@@ -55,7 +56,7 @@ def new_parser() -> CommandParser:
     parser.add_argument("--version", action=ShowVersion)
     parser.add_argument("--print-completion", action=PrintCompletion)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (batch, serve, chat, generate, convert, inspect, verify, evaluate, harmony, bench):
+    for module in (batch, merge, serve, chat, generate, convert, inspect, verify, evaluate, harmony, bench):
         module.add_parser(commands)
     return parser
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Iterable
 
-from gptoss_jax.batch.errors import BatchError
+from gptoss_jax.batch.scratch import ScratchTable, room_for
 
 ID_BYTES = 16
 """Bytes of `id_digest`."""
-
-_CACHE_KIB = 16 * 1024
 
 
 def id_digest(key: str) -> bytes:
@@ -22,19 +19,11 @@ def id_digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).digest()
 
 
-class IdTable:
-    """Id → the line that had it first.
-
-    A nameless SQLite database in the folder of temporary files, which disappears with the process. It keeps
-    at most 16 MiB in memory, and takes about 50 bytes of disk for each id.
-    """
+class IdTable(ScratchTable):
+    """Id → the line that had it first. Takes about 50 bytes of disk for each id."""
 
     def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        for setting in (f"cache_size=-{_CACHE_KIB}", "journal_mode=OFF", "synchronous=OFF"):
-            self._database.execute(f"PRAGMA {setting}")
-        self._database.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER) WITHOUT ROWID")
-        self._database.execute("BEGIN")
+        super().__init__("CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER) WITHOUT ROWID")
 
     def first_line(self, id: bytes, line: int) -> int:
         """Returns the line that had an id first: `line` itself if none had it, which is noted then.
@@ -42,12 +31,11 @@ class IdTable:
         Raises:
             BatchError: there is no room on the disk.
         """
-        try:
-            if self._database.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (id, line)).rowcount == 1:
+        run = self.database.execute
+        with room_for("the rows' ids"):
+            if run("INSERT OR IGNORE INTO ids VALUES (?, ?)", (id, line)).rowcount == 1:
                 return line
-            return int(self._database.execute("SELECT line FROM ids WHERE id = ?", (id,)).fetchone()[0])
-        except sqlite3.Error as error:
-            raise _full(error) from None
+            return int(run("SELECT line FROM ids WHERE id = ?", (id,)).fetchone()[0])
 
     def add(self, known: Iterable[tuple[bytes, int]]) -> None:
         """Notes ids with their lines. Those that are noted already stay as they are.
@@ -55,23 +43,8 @@ class IdTable:
         Raises:
             BatchError: there is no room on the disk.
         """
-        try:
-            self._database.executemany("INSERT OR IGNORE INTO ids VALUES (?, ?)", known)
-        except sqlite3.Error as error:
-            raise _full(error) from None
-
-    def close(self) -> None:
-        """Gives the room on the disk back."""
-        self._database.close()
+        with room_for("the rows' ids"):
+            self.database.executemany("INSERT OR IGNORE INTO ids VALUES (?, ?)", known)
 
     def __enter__(self) -> IdTable:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _full(error: sqlite3.Error) -> BatchError:
-    return BatchError(
-        f"cannot keep the rows' ids in the folder of temporary files: {error}: set TMPDIR to another"
-    )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from gptoss_jax.batch.errors import BatchError
 from gptoss_jax.batch.output import Output, OutputFile
 from gptoss_jax.batch.report import BatchReport
+from gptoss_jax.batch.shards import Shard, noted
 from gptoss_jax.batch.source import STANDARD, Source
 from gptoss_jax.batch.standard_output import StandardOutput
 
@@ -53,6 +54,7 @@ class BatchArguments(TypedDict, total=False):
     hide_reasoning: bool
     overwrite: bool
     retry_errors: bool
+    shard: Shard | None
 
 
 class OpenBatch:
@@ -173,6 +175,7 @@ def open_batch(
     hide_reasoning: bool = False,
     overwrite: bool = False,
     retry_errors: bool = False,
+    shard: Shard | None = None,
 ) -> OpenBatch:
     """Opens the input and output of a run, and checks all that can be checked before a model is loaded.
 
@@ -202,6 +205,8 @@ def open_batch(
         overwrite: True begins a new run even if `output` exists.
         retry_errors: True answers the lines with error rows again. Then `strict`, `ignore_unknown_tools` and
             the setting "max_length" may differ from the earlier run's, as they decide which rows are refused.
+        shard: which lines of the input are answered, into an output of their own that
+            `gptoss_jax.batch.merging.merge` joins with the others; None for all lines. Answers are the same.
 
     Raises:
         BatchError: the input cannot be read; or the output cannot be written, is being written by another
@@ -220,7 +225,7 @@ def open_batch(
     if not to_standard_output and str(output).endswith(".gz"):
         raise BatchError(f"{output} ends in .gz: the output is not compressed, give a name that says so")
     with contextlib.ExitStack() as on_failure:
-        requests = on_failure.enter_context(Source(source))
+        requests = on_failure.enter_context(Source(source, shard))
         _refuse_input_as_output(requests, output, to_standard_output)
         run = {
             "format": _FORMAT,
@@ -234,6 +239,7 @@ def open_batch(
             "header_guard": header_guard,
             "date": date or datetime.date.today().isoformat(),
             **(settings or {}),
+            **({} if shard is None else {"shard": noted(shard, requests.rows)}),
         }
         unsettled = {name for name, value in (settings or {}).items() if value is None}
         rows: Output

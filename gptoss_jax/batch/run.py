@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,6 +20,7 @@ from gptoss_jax.batch.ids import IdTable, id_digest
 from gptoss_jax.batch.output import Output
 from gptoss_jax.batch.report import BatchReport
 from gptoss_jax.batch.rows import Envelope, RowContext, RowEngine, prepare, read_line
+from gptoss_jax.batch.shards import whole_run
 from gptoss_jax.batch.source import Source
 from gptoss_jax.engine import Completion, Request, SamplingParams
 from gptoss_jax.openai_api import ApiError, Prepared
@@ -110,7 +112,7 @@ class _Run:
     ):
         self._context, self._out, self._ids, self._report, self._bar = context, out, ids, report, bar
         self._form, self._on_row = form, on_row
-        self._run = hashlib.sha256(json.dumps(dict(out.run), sort_keys=True).encode()).hexdigest()
+        self._run = hashlib.sha256(json.dumps(whole_run(out.run), sort_keys=True).encode()).hexdigest()
         self._pending: dict[str, _Row] = {}
         self._started = time.monotonic()
 
@@ -161,7 +163,12 @@ class _Run:
     def _requests(self, source: Source) -> Iterator[Request]:
         """Yields the requests of lines without a row. Writes error rows for bad lines on the way."""
         for number, raw in source.read():
-            row = None if number in self._out.done else self._read(raw, number)
+            if number in self._out.done:
+                continue
+            if not source.has(number):
+                self._note_id(raw, number)
+                continue
+            row = self._read(raw, number)
             if row is not None:
                 request = row.prepared.request
                 self._pending[request.id] = row
@@ -188,6 +195,12 @@ class _Run:
         except Exception as error:
             self._refuse(envelope, _fault(error))
         return None
+
+    def _note_id(self, raw: bytes, number: int) -> None:
+        """Notes the id of another shard's line, which a line of this one must not have."""
+        with contextlib.suppress(ApiError):
+            _, envelope = read_line(raw, number)
+            self._ids.first_line(id_digest(envelope.key), number)
 
     def _refuse(self, envelope: Envelope, error: ApiError) -> None:
         self._out.append(envelope.line, error_row(envelope, error, run=self._run))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from gptoss_jax.batch.errors import BatchError, cannot
+from gptoss_jax.batch.shards import Shard
 
 STANDARD = "-"
 """The name of standard input and standard output; a file of that name is ``./-``."""
@@ -46,18 +47,19 @@ class Source:
 
     Args:
         source: a path, or "-" for standard input.
+        shard: which of the lines are to be answered; None for all.
 
     Attributes:
         name: its name in error messages.
         sha256: the SHA-256 of its uncompressed bytes, in hexadecimal.
-        rows: how many of its lines are not blank.
+        rows: how many lines are to be answered: those of the shard that are not blank.
         is_regular: True if it is a regular file, or standard input that comes from one.
 
     Raises:
         BatchError: it cannot be read, or is in a format that is not supported.
     """
 
-    def __init__(self, source: str | Path):
+    def __init__(self, source: str | Path, shard: Shard | None = None):
         self.name = "standard input" if source == STANDARD else str(source)
         self._resources = contextlib.ExitStack()
         with contextlib.ExitStack() as on_failure:
@@ -65,6 +67,7 @@ class Source:
             file = self._open(source)
             self._status = _status(file)
             self.is_regular = self._status is not None and stat.S_ISREG(self._status.st_mode)
+            self._shard = shard
             self._file = file if self.is_regular and source != STANDARD else self._copy(file)
             self._gzip = self._read_kind()
             self.sha256, self.rows, self._lines = self._survey()
@@ -73,6 +76,10 @@ class Source:
     def is_same_file(self, other: os.stat_result) -> bool:
         """True if the input comes from the file with this status."""
         return self._status is not None and os.path.samestat(self._status, other)
+
+    def has(self, line: int) -> bool:
+        """True if a line is to be answered. The others are read because ids must not be there twice."""
+        return self._shard is None or self._shard.has(line)
 
     def read(self) -> Iterator[tuple[int, bytes]]:
         """Yields every line that is not blank, with its number from 1.
@@ -145,10 +152,11 @@ class Source:
         return start.startswith(_GZIP)
 
     def _survey(self) -> tuple[str, int, int]:
-        """Returns the SHA-256, the number of lines that are not blank, and the number of all lines."""
+        """Returns the SHA-256, the number of lines to be answered, and the number of all lines."""
         digest, rows, number = hashlib.sha256(), 0, 0
         for number, raw in self._numbered(digest):
-            rows += bool((raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip())
+            if self.has(number):
+                rows += bool((raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip())
         return digest.hexdigest(), rows, number
 
     def _numbered(self, digest: _Digest) -> Iterator[tuple[int, bytes]]:

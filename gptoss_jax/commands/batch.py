@@ -86,6 +86,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="how much earlier reasoning stays in prompts: guide, as the model was trained (default); "
         "compatible, as openai-harmony does; or all",
     )
+    parser.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="answer only every Nth line, from line I + 1 on, into an output of its own: OUT.jsonl becomes "
+        "OUT-0000I-of-0000N.jsonl, and `gptoss-jax merge` joins them. auto takes I and N, and auto/N takes "
+        "I, from the variables of a Kubernetes Job, a TPU pod or Slurm",
+    )
     parser.add_argument("--report", metavar="FILE.json", help="write the report to this file too, as JSON")
     add_model_options(parser, slots=True)
     add_sampling_options(parser)
@@ -95,6 +102,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
+    if options.shard is not None:
+        _take_shard(options)
     if options.distributed is not None:
         return _run_distributed(options)
     with _open(options) as batch:
@@ -102,6 +111,20 @@ def run(options: argparse.Namespace) -> int:
         engine, encoding, _ = load_engine(options, options.slots, announce=True)
         with engine:
             return _answer(options, batch, engine, encoding)
+
+
+def _take_shard(options: argparse.Namespace) -> None:
+    """Makes a `Shard` of the option, and gives the shard an output of its own."""
+    from gptoss_jax.batch.shards import shard_of
+
+    options.shard = shard_of(options.shard)
+    if options.output == "-":
+        raise CommandError(
+            "the output is standard output: with --shard it must be a file, which can be merged"
+        )
+    options.output = str(options.shard.path(options.output))
+    if options.report:
+        options.report = str(options.shard.path(options.report))
 
 
 def _run_distributed(options: argparse.Namespace) -> int:
@@ -144,6 +167,7 @@ def _open(options: argparse.Namespace) -> OpenBatch:
         header_guard=options.header_guard,
         overwrite=options.overwrite,
         retry_errors=options.retry_errors,
+        shard=options.shard,
     )
 
 
