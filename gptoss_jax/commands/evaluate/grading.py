@@ -78,7 +78,9 @@ def check_options(options: argparse.Namespace) -> None:
             if getattr(options, name) is not None:
                 raise CommandError(f"--{name.replace('_', '-')} needs a server: give --grader-url too")
         if options.distributed is not None:
-            raise CommandError("--grader-checkpoint runs in one process: with --distributed give --grader-url")
+            raise CommandError(
+                "--grader-checkpoint runs in one process: with --distributed give --grader-url"
+            )
         check_checkpoint(options.grader_checkpoint)
     elif options.grader_api_key_env is not None and not os.environ.get(options.grader_api_key_env):
         raise CommandError(

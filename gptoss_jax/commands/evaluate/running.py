@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gptoss_jax.evals.data import DataFile
     from gptoss_jax.evals.grader import Grader
     from gptoss_jax.evals.run import Run
-    from gptoss_jax.evals.types import Ask, Evaluation
+    from gptoss_jax.evals.types import Evaluation
     from harmony.json_types import Json, JsonObject
 
 KEY_VARIABLE = "GPTOSS_JAX_API_KEY"
