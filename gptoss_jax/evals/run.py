@@ -69,7 +69,6 @@ class Run:
         retry_errors: bool = False,
     ) -> None:
         self._evaluation, self._fields, self._seed = evaluation, dict(fields), seed
-        self._unsettled = unsettled
         self._attempts = evaluation.attempts(attempts)
         self.path = output
         run: JsonObject = {
@@ -138,14 +137,10 @@ class Run:
 
         self._write(self._answers, missing, row_of, parallel, "answer" if progress else None)
 
-    def grade(self, *, parallel: int, progress: bool) -> None:
-        """Grades every answer that has no grade, where a model grades; else does nothing.
+    def grade(self, *, settled: Mapping[str, Json], parallel: int, progress: bool) -> None:
+        """Grades every answer that has no grade, where a model grades. The arguments are those of `answer`.
 
         An attempt without an answer is not graded. An answer that gets no grade has an error in its row.
-
-        Args:
-            parallel: how many answers are graded at a time.
-            progress: True shows a bar on standard error.
 
         Raises:
             BatchError: the continued run had other settings, or the disk is full or fails.
@@ -153,7 +148,7 @@ class Run:
         """
         if not self._evaluation.graded_by_model:
             return
-        self._rows.begin({name: self.run[name] for name in self._unsettled})
+        self._rows.begin(settled)
         attempts = dict(self._places())
 
         def row_of(row: JsonObject) -> JsonObject:

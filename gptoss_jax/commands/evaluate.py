@@ -1,0 +1,355 @@
+"""`gptoss-jax eval`: evaluates a checkpoint, or a model behind a server."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gptoss_jax.commands.options import (
+    add_header_guard_option,
+    add_model_options,
+    add_sampling_options,
+    check_checkpoint,
+    dtype_name,
+    load_engine,
+    sampling_of,
+    start_jax,
+    whole_number,
+)
+from gptoss_jax.commands.parsing import CommandError
+
+if TYPE_CHECKING:
+    from gptoss_jax.engine import Engine
+    from gptoss_jax.evals.data import DataFile
+    from gptoss_jax.evals.run import Run
+    from gptoss_jax.evals.types import Ask, Evaluation
+    from harmony import HarmonyEncoding
+    from harmony.json_types import Json, JsonObject
+
+KEY_VARIABLE = "GPTOSS_JAX_API_KEY"
+
+_LOCAL = {
+    "checkpoint": "--checkpoint",
+    "dtype": "--dtype",
+    "max_length": "--max-length",
+    "kv_dtype": "--kv-dtype",
+    "memory": "--memory",
+    "mesh": "--mesh",
+    "distributed": "--distributed",
+    "slots": "--slots",
+    "date": "--date",
+    "header_guard": "--no-header-guard",
+}
+"""Options of a model in this process, which a server cannot be given."""
+
+_ATTEMPTS = {"aime": 16, "gpqa": 8, "healthbench": 1}
+"""Attempts at each problem unless `--attempts` says otherwise."""
+
+_CONNECTIONS = 64
+"""Requests that a server gets at a time, unless `--parallel` says otherwise."""
+
+_SLOTS = 32
+"""Sequences that an engine decodes at a time, unless `--slots` says otherwise."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command and its options."""
+    parser = commands.add_parser(
+        "eval",
+        help="evaluate a checkpoint",
+        description="Run an evaluation and print its scores. docs/evals.md says where the data comes from.",
+        allow_abbrev=False,
+    )
+    evaluations = parser.add_subparsers(dest="evaluation", metavar="EVALUATION", required=True)
+    aime = _add_evaluation(
+        evaluations,
+        "aime",
+        "AIME 2025: 30 problems of mathematics, 16 attempts at each",
+        "aime2025-I.jsonl and aime2025-II.jsonl",
+    )
+    gpqa = _add_evaluation(
+        evaluations,
+        "gpqa",
+        "GPQA diamond: 198 questions of science with four choices, 8 attempts at each",
+        "gpqa_diamond.csv",
+    )
+    for parser in (aime, gpqa):
+        parser.set_defaults(run=run)
+    tiny = evaluations.add_parser(
+        "tiny",
+        help="held-out requests of the kinds the tiny model was trained on",
+        description="Held-out requests of the kinds the tiny model was trained on.",
+        allow_abbrev=False,
+    )
+    tiny.add_argument(
+        "--checkpoint", default="tiny", metavar="DIR", help='a checkpoint folder, or "tiny" (default)'
+    )
+    tiny.add_argument(
+        "--count", type=whole_number(1), default=500, metavar="N", help="requests of each kind (default: 500)"
+    )
+    tiny.set_defaults(run=_run_tiny)
+
+
+def _add_evaluation(
+    evaluations: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str, files: str
+) -> argparse.ArgumentParser:
+    """Adds an evaluation with the options that all of them have."""
+    parser = evaluations.add_parser(
+        name,
+        help=what,
+        description=f"{what}. The same command continues a run that was stopped.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="DIR",
+        help=f'the folder that holds {files}, or "sample" for three rows of our own making',
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="OUT.jsonl",
+        help="the answers with their grades, added line by line; OUT.jsonl.run.json holds the settings, "
+        "OUT.report.json the scores, OUT.html every answer to read",
+    )
+    parser.add_argument(
+        "--attempts",
+        type=whole_number(1),
+        default=_ATTEMPTS[name],
+        metavar="N",
+        help=f"attempts at each problem (default: {_ATTEMPTS[name]})",
+    )
+    parser.add_argument(
+        "--examples",
+        type=whole_number(1),
+        metavar="N",
+        help="only N of the problems, drawn as the published harness draws them (default: all)",
+    )
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--overwrite", action="store_true", help="start anew, even if the output exists")
+    existing.add_argument(
+        "--retry-errors",
+        action="store_true",
+        help="try again where an attempt has an error in place of a grade",
+    )
+    server = parser.add_argument_group("server", "in place of a model in this process")
+    server.add_argument("--url", metavar="URL", help="a server, such as http://127.0.0.1:8000/v1")
+    server.add_argument(
+        "--api",
+        choices=("responses", "chat"),
+        help="which of its APIs to use: responses (default), or chat for Chat Completions",
+    )
+    server.add_argument("--model", metavar="NAME", help="the model's name (default: the server's only one)")
+    server.add_argument(
+        "--api-key-env",
+        metavar="VARIABLE",
+        help=f"the environment variable that holds the API key (default: {KEY_VARIABLE})",
+    )
+    server.add_argument(
+        "--parallel",
+        type=whole_number(1),
+        metavar="N",
+        help=f"requests that the server gets at a time (default: {_CONNECTIONS})",
+    )
+    server.add_argument(
+        "--no-seed", action="store_true", help="send no seeds, to a server that refuses a body with one"
+    )
+    add_model_options(parser, slots=True)
+    add_sampling_options(parser)
+    add_header_guard_option(parser)
+    parser.set_defaults(model_defaults={option: parser.get_default(option) for option in _LOCAL})
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs an evaluation."""
+    _check_options(options)
+    if options.url is not None:
+        with _open(options) as opened, _server(options, opened.run) as (ask, settled):
+            return _finish(options, opened, ask, settled, options.parallel or _CONNECTIONS)
+    if options.distributed is not None:
+        # All processes connect first: if one failed before, the others would wait for it.
+        engine, encoding, _ = load_engine(options, options.slots, announce=True)
+        if not engine.is_leader:
+            with engine:
+                engine.follow()
+            return 0
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(engine.close)
+            opened = _open(options)
+            on_failure.pop_all()
+        with opened:
+            return _answer_here(options, opened, engine, encoding)
+    with _open(options) as opened:
+        for name in ("dtype", "kv_dtype", "max_length"):
+            if getattr(options, name) is None:
+                setattr(options, name, opened.run[name])
+        if opened.is_answered:
+            return _finish(options, opened, None, {}, 1)
+        engine, encoding, _ = load_engine(options, options.slots, announce=True)
+        return _answer_here(options, opened, engine, encoding)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuses options of a server without one, and options of a model in this process beside a server."""
+    if options.url is None:
+        for name in ("api", "model", "api_key_env", "parallel"):
+            if getattr(options, name) is not None:
+                raise CommandError(f"--{name.replace('_', '-')} needs a server: give --url too")
+        if options.no_seed:
+            raise CommandError("--no-seed needs a server: give --url too")
+        check_checkpoint(options.checkpoint)
+        return
+    for name, default in options.model_defaults.items():
+        if getattr(options, name) != default:
+            raise CommandError(
+                f"{_LOCAL[name]} is for a model in this process, and --url for a server: give one"
+            )
+    if options.api_key_env is not None and not os.environ.get(options.api_key_env):
+        raise CommandError(f"--api-key-env is {options.api_key_env!r}: this environment variable is not set")
+
+
+def _evaluation(options: argparse.Namespace) -> tuple[Evaluation, list[DataFile]]:
+    """Reads the data. Returns the evaluation and the files that it comes from."""
+    if options.evaluation == "aime":
+        from gptoss_jax.evals.aime import Aime
+
+        aime = Aime(options.data, options.examples)
+        return aime, aime.files
+    from gptoss_jax.evals.gpqa import Gpqa
+
+    gpqa = Gpqa(options.data, options.examples)
+    return gpqa, gpqa.files
+
+
+def _open(options: argparse.Namespace) -> Run:
+    """Reads the data and opens the output: all that can be checked without a model."""
+    from gptoss_jax.evals.run import Run
+    from gptoss_jax.evals.types import HARNESS_REVISION
+
+    evaluation, files = _evaluation(options)
+    for file in files:
+        print(f"data: {file}", file=sys.stderr)
+    effort = options.effort or "medium"
+    settings: JsonObject = {
+        "effort": effort,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "max_tokens": options.max_tokens,
+        "examples": options.examples,
+        "data": {file.name: file.sha256 for file in files},
+        "harness": HARNESS_REVISION,
+    }
+    if options.url is not None:
+        settings |= {"url": options.url, "api": options.api or "responses", "model": options.model}
+        unsettled = {"model"} if options.model is None else set()
+    else:
+        settings |= _local_settings(options)
+        unsettled = {
+            name for name in ("dtype", "kv_dtype", "max_length", "date") if not getattr(options, name)
+        }
+    return Run(
+        evaluation,
+        Path(options.output),
+        attempts=options.attempts,
+        fields=_fields(options, effort),
+        seed=None if options.no_seed else options.seed,
+        settings=settings,
+        unsettled=unsettled,
+        overwrite=options.overwrite,
+        retry_errors=options.retry_errors,
+    )
+
+
+def _local_settings(options: argparse.Namespace) -> JsonObject:
+    from gptoss_jax.commands.batch import checkpoint_fingerprint
+
+    path = check_checkpoint(options.checkpoint).path
+    return {
+        "model": path.name,
+        "checkpoint": checkpoint_fingerprint(path),
+        "dtype": options.dtype,
+        "kv_dtype": options.kv_dtype or options.dtype,
+        "max_length": options.max_length,
+        "date": options.date or datetime.date.today().isoformat(),
+        "header_guard": options.header_guard,
+    }
+
+
+def _fields(options: argparse.Namespace, effort: str) -> dict[str, Json]:
+    """The fields of every request. One that would say what every server does anyway is left out."""
+    fields: dict[str, Json] = {"reasoning_effort": effort, "temperature": options.temperature}
+    if options.top_p != 1:
+        fields["top_p"] = options.top_p
+    if options.max_tokens is not None:
+        fields["max_tokens"] = options.max_tokens
+    return fields
+
+
+@contextlib.contextmanager
+def _server(options: argparse.Namespace, run: Mapping[str, Json]) -> Iterator[tuple[Ask, JsonObject]]:
+    try:
+        from gptoss_jax.evals.remote import ServerModel
+    except ImportError as error:
+        raise CommandError(f"--url needs the package {error.name}: pip install 'gptoss-jax[eval]'") from None
+    key = os.environ.get(options.api_key_env or KEY_VARIABLE, "").strip()
+    model = options.model or run["model"]
+    with ServerModel(
+        options.url,
+        None if model is None else str(model),
+        api=options.api or "responses",
+        key=key or None,
+        connections=options.parallel or _CONNECTIONS,
+    ) as server:
+        yield server, {"model": server.name}
+
+
+def _answer_here(options: argparse.Namespace, opened: Run, engine: Engine, encoding: HarmonyEncoding) -> int:
+    from gptoss_jax.evals.samplers import LocalModel
+
+    dtype = dtype_name(options)
+    settled: JsonObject = {
+        "dtype": dtype,
+        "kv_dtype": options.kv_dtype or dtype,
+        "max_length": engine.max_length,
+    }
+    with LocalModel(
+        engine,
+        encoding,
+        sampling=sampling_of(options),
+        date=str(opened.run["date"]),
+        header_guard=options.header_guard,
+    ) as model:
+        return _finish(options, opened, model, settled, 2 * (options.slots or _SLOTS))
+
+
+def _finish(
+    options: argparse.Namespace, opened: Run, ask: Ask | None, settled: JsonObject, parallel: int
+) -> int:
+    """Answers what is missing, grades it, and reports. `ask`: None if nothing is missing."""
+    from gptoss_jax.evals.report import write_report
+
+    try:
+        if ask is not None:
+            opened.answer(ask, settled=settled, parallel=parallel, progress=True)
+    except KeyboardInterrupt:
+        print("gptoss-jax: interrupted; the same command continues from here", file=sys.stderr)
+        return 130
+    opened.close()
+    print(write_report(opened.path))
+    return 0
+
+
+def _run_tiny(options: argparse.Namespace) -> int:
+    from gptoss_jax.evals import tiny
+
+    start_jax()
+    print(tiny.run(options.checkpoint, options.count))
+    return 0
