@@ -501,7 +501,7 @@ def test_what_is_deleted_by_force_or_was_never_there(cloud: Cloud, requests: str
 @pytest.mark.slow
 def test_a_place_in_line_is_deleted_with_its_vm(cloud: Cloud) -> None:
     cloud.call("create", "my-tpu", "--type", "v6e-1", "--queued")
-    cloud.call("delete", "my-tpu")
+    assert cloud.call("delete", "my-tpu").stdout.startswith("my-tpu is deleted")
     assert "queued-resources delete" in cloud.asked()
     assert not (cloud.folder / "line").exists()
 
