@@ -13,8 +13,8 @@ from gptoss_jax.engine.options import EngineKeywords
 from gptoss_jax.engine.request import RequestError
 from gptoss_jax.engine.values import integer_from, refuse
 from harmony.errors import shown
-from harmony.messages import EFFORT_WORDS
 
+_EFFORTS = ("low", "medium", "high")
 _ENGINE = tuple(EngineKeywords.__annotations__)
 _OTHER_NAMES = {
     **dict.fromkeys(("pretrained", "model", "model_path", "path"), "checkpoint"),
@@ -106,8 +106,8 @@ def _words(name: str, value: object) -> str:
 
 
 def _effort(name: str, value: object) -> str:
-    if value not in EFFORT_WORDS:
-        refuse(name, value, " or ".join(EFFORT_WORDS))
+    if value not in _EFFORTS:
+        refuse(name, value, " or ".join(_EFFORTS))
     return str(value)
 
 

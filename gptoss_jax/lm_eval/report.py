@@ -50,7 +50,7 @@ class Tally:
     def __str__(self) -> str:
         mean = self.tokens / max(1, self.answers)
         share = self.reasoning_tokens / max(1, self.tokens)
-        told = [f"{self.answers} answers, {mean:.0f} tokens each, {share:.0%} of them reasoning"]
+        told = [f"{self.answers} answers of {mean:.0f} tokens on average, {share:.0%} of them reasoning"]
         told += [f"{self.cut_answers} cut by max_gen_toks or max_tokens"] * bool(self.cut_answers)
         told += [f"{self.cut_reasoning} cut while still reasoning"] * bool(self.cut_reasoning)
         told += [f"{self.empty} empty, by the model itself or by an `until` at their beginning"] * bool(
