@@ -51,7 +51,8 @@ TASKS = {
     + "gen_prefix: '{{a}} + {{b}} ='\ngeneration_kwargs: {until: ['.']}",
     "shots": ANSWER + "fewshot_split: train\nfewshot_config: {sampler: first_n}",
     "choices": QUESTION
-    + "output_type: multiple_choice\ndoc_to_choice: ['1', '2']\ndoc_to_target: 0\nmetric_list: [{metric: acc}]",
+    + "output_type: multiple_choice\ndoc_to_choice: ['1', '2']\ndoc_to_target: 0\n"
+    + "metric_list: [{metric: acc}]",
 }
 
 
@@ -281,6 +282,15 @@ def test_a_named_template_is_refused(model):
         RequestError, match="there is no chat template 'chatml': gptoss-jax has harmony alone"
     ):
         model.chat_template("chatml")
+
+
+def test_the_example_runs(model, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    manager = TaskManager(include_path=str(PROJECT / "examples/lm_eval"), include_defaults=False)
+    result = simple_evaluate(
+        model=model, tasks=["sums"], task_manager=manager, apply_chat_template=True, bootstrap_iters=0
+    )
+    assert result["results"]["sums"]["exact_match,number"] == 1.0
 
 
 def test_limits_and_temperatures_are_read_as_lm_eval_reads_them():
