@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gptoss_jax.commands.grading import add_grader_options, check_grader_options, open_grader
 from gptoss_jax.commands.options import (
     add_header_guard_option,
     add_model_options,
@@ -27,6 +28,7 @@ from gptoss_jax.commands.parsing import CommandError
 if TYPE_CHECKING:
     from gptoss_jax.engine import Engine
     from gptoss_jax.evals.data import DataFile
+    from gptoss_jax.evals.grader import Grader
     from gptoss_jax.evals.run import Run
     from gptoss_jax.evals.types import Ask, Evaluation
     from harmony import HarmonyEncoding
@@ -79,7 +81,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "GPQA diamond: 198 questions of science with four choices, 8 attempts at each",
         "gpqa_diamond.csv",
     )
-    for parser in (aime, gpqa):
+    healthbench = _add_evaluation(
+        evaluations,
+        "healthbench",
+        "HealthBench: 5,000 conversations about health, graded by a model against rubrics",
+        "the part's file",
+    )
+    healthbench.add_argument(
+        "--subset",
+        choices=("all", "hard", "consensus"),
+        default="all",
+        help="the part of the data: all (default), hard (1,000 conversations) or consensus (3,671)",
+    )
+    add_grader_options(healthbench)
+    for parser in (aime, gpqa, healthbench):
         parser.set_defaults(run=run)
     tiny = evaluations.add_parser(
         "tiny",
@@ -171,34 +186,50 @@ def _add_evaluation(
 def run(options: argparse.Namespace) -> int:
     """Runs an evaluation."""
     _check_options(options)
-    if options.url is not None:
-        with _open(options) as opened, _server(options, opened.run) as (ask, settled):
-            return _finish(options, opened, ask, settled, options.parallel or _CONNECTIONS)
-    if options.distributed is not None:
-        # All processes connect first: if one failed before, the others would wait for it.
-        engine, encoding, _ = load_engine(options, options.slots, announce=True)
-        if not engine.is_leader:
-            with engine:
-                engine.follow()
-            return 0
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(engine.close)
-            opened = _open(options)
-            on_failure.pop_all()
-        with opened:
-            return _answer_here(options, opened, engine, encoding)
+    try:
+        return _run_in_several(options) if options.distributed is not None else _run(options)
+    except KeyboardInterrupt:
+        print("gptoss-jax: interrupted; the same command continues from here", file=sys.stderr)
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
     with _open(options) as opened:
+        if options.url is not None:
+            with _server(options, opened.run) as (ask, settled):
+                parallel = options.parallel or _CONNECTIONS
+                opened.answer(ask, settled=settled, parallel=parallel, progress=True)
+            return _finish(options, opened)
         for name in ("dtype", "kv_dtype", "max_length"):
             if getattr(options, name) is None:
                 setattr(options, name, opened.run[name])
-        if opened.is_answered:
-            return _finish(options, opened, None, {}, 1)
-        engine, encoding, _ = load_engine(options, options.slots, announce=True)
-        return _answer_here(options, opened, engine, encoding)
+        if not opened.is_answered:
+            engine, encoding, _ = load_engine(options, options.slots, announce=True)
+            _answer_here(options, opened, engine, encoding)
+        return _finish(options, opened)
+
+
+def _run_in_several(options: argparse.Namespace) -> int:
+    """Runs the part of one of several processes."""
+    # All processes connect first: if one failed before, the others would wait for it.
+    engine, encoding, _ = load_engine(options, options.slots, announce=True)
+    if not engine.is_leader:
+        with engine:
+            engine.follow()
+        return 0
+    with contextlib.ExitStack() as files:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(engine.close)
+            opened = files.enter_context(_open(options))
+            on_failure.pop_all()
+        _answer_here(options, opened, engine, encoding)
+        return _finish(options, opened)
 
 
 def _check_options(options: argparse.Namespace) -> None:
     """Refuses options of a server without one, and options of a model in this process beside a server."""
+    if options.evaluation == "healthbench":
+        check_grader_options(options)
     if options.url is None:
         for name in ("api", "model", "api_key_env", "parallel"):
             if getattr(options, name) is not None:
@@ -216,8 +247,13 @@ def _check_options(options: argparse.Namespace) -> None:
         raise CommandError(f"--api-key-env is {options.api_key_env!r}: this environment variable is not set")
 
 
-def _evaluation(options: argparse.Namespace) -> tuple[Evaluation, list[DataFile]]:
+def _evaluation(options: argparse.Namespace, grader: Grader | None) -> tuple[Evaluation, list[DataFile]]:
     """Reads the data. Returns the evaluation and the files that it comes from."""
+    if grader is not None:
+        from gptoss_jax.evals.healthbench import HealthBench
+
+        healthbench = HealthBench(options.data, options.subset, grader, options.examples)
+        return healthbench, healthbench.files
     if options.evaluation == "aime":
         from gptoss_jax.evals.aime import Aime
 
@@ -229,12 +265,19 @@ def _evaluation(options: argparse.Namespace) -> tuple[Evaluation, list[DataFile]
     return gpqa, gpqa.files
 
 
-def _open(options: argparse.Namespace) -> Run:
+@contextlib.contextmanager
+def _open(options: argparse.Namespace) -> Iterator[Run]:
     """Reads the data and opens the output: all that can be checked without a model."""
+    with contextlib.ExitStack() as files:
+        grader = files.enter_context(open_grader(options)) if options.evaluation == "healthbench" else None
+        yield files.enter_context(_opened(options, grader))
+
+
+def _opened(options: argparse.Namespace, grader: Grader | None) -> Run:
     from gptoss_jax.evals.run import Run
     from gptoss_jax.evals.types import HARNESS_REVISION
 
-    evaluation, files = _evaluation(options)
+    evaluation, files = _evaluation(options, grader)
     for file in files:
         print(f"data: {file}", file=sys.stderr)
     effort = options.effort or "medium"
@@ -263,6 +306,7 @@ def _open(options: argparse.Namespace) -> Run:
         seed=None if options.no_seed else options.seed,
         settings=settings,
         unsettled=unsettled,
+        grading=None if grader is None else {"grader": grader.model.settings},
         overwrite=options.overwrite,
         retry_errors=options.retry_errors,
     )
@@ -311,7 +355,8 @@ def _server(options: argparse.Namespace, run: Mapping[str, Json]) -> Iterator[tu
         yield server, {"model": server.name}
 
 
-def _answer_here(options: argparse.Namespace, opened: Run, engine: Engine, encoding: HarmonyEncoding) -> int:
+def _answer_here(options: argparse.Namespace, opened: Run, engine: Engine, encoding: HarmonyEncoding) -> None:
+    """Answers what is missing, and closes the engine."""
     from gptoss_jax.evals.samplers import LocalModel
 
     dtype = dtype_name(options)
@@ -327,21 +372,15 @@ def _answer_here(options: argparse.Namespace, opened: Run, engine: Engine, encod
         date=str(opened.run["date"]),
         header_guard=options.header_guard,
     ) as model:
-        return _finish(options, opened, model, settled, 2 * (options.slots or _SLOTS))
+        opened.answer(model, settled=settled, parallel=2 * (options.slots or _SLOTS), progress=True)
 
 
-def _finish(
-    options: argparse.Namespace, opened: Run, ask: Ask | None, settled: JsonObject, parallel: int
-) -> int:
-    """Answers what is missing, grades it, and reports. `ask`: None if nothing is missing."""
+def _finish(options: argparse.Namespace, opened: Run) -> int:
+    """Grades the answers that wait for a model's grade, and reports."""
     from gptoss_jax.evals.report import write_report
 
-    try:
-        if ask is not None:
-            opened.answer(ask, settled=settled, parallel=parallel, progress=True)
-    except KeyboardInterrupt:
-        print("gptoss-jax: interrupted; the same command continues from here", file=sys.stderr)
-        return 130
+    if options.evaluation == "healthbench":
+        opened.grade(parallel=options.grader_parallel, progress=True)
     opened.close()
     print(write_report(opened.path))
     return 0

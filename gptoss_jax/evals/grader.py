@@ -36,11 +36,15 @@ _MAX_TOKENS = 2048
 
 _SCHEMA: JsonObject = {
     "type": "object",
-    "properties": {"explanation": {"type": "string"}, "criteria_met": {"type": "boolean"}},
+    "properties": {
+        "explanation": {"type": "string", "maxLength": 600},
+        "criteria_met": {"type": "boolean"},
+    },
     "required": ["explanation", "criteria_met"],
     "additionalProperties": False,
 }
-"""What the replies of a checkpoint are held to while they are sampled."""
+"""What the replies of a checkpoint are held to while they are sampled. An explanation without a limit could
+go on to the limit of tokens, and leave no verdict."""
 
 _FENCES = re.compile(r"^```json\s*|\s*```$")
 """What the harness takes off a reply: a fence of Markdown around it."""

@@ -137,18 +137,18 @@ class Run:
 
         self._write(self._answers, missing, row_of, parallel, "answer" if progress else None)
 
-    def grade(self, *, settled: Mapping[str, Json], parallel: int, progress: bool) -> None:
+    def grade(self, *, parallel: int, progress: bool) -> None:
         """Grades every answer that has no grade, where a model grades. The arguments are those of `answer`.
 
         An attempt without an answer is not graded. An answer that gets no grade has an error in its row.
 
         Raises:
-            BatchError: the continued run had other settings, or the disk is full or fails.
+            BatchError: the disk is full or fails.
             EvaluationError: the grader grades nothing at all.
         """
         if not self._evaluation.graded_by_model:
             return
-        self._rows.begin(settled)
+        self._rows.begin({name: value for name, value in self.run.items() if self._rows.run[name] is None})
         attempts = dict(self._places())
 
         def row_of(row: JsonObject) -> JsonObject:

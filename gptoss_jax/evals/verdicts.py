@@ -107,5 +107,10 @@ class VerdictFile:
             raise BatchError(f"{path} has a line that is no verdict: begin anew with --overwrite") from None
 
 
+def verdicts_path(output: Path) -> Path:
+    """The file of verdicts beside an output: OUT.verdicts.jsonl for OUT.jsonl."""
+    return output.with_name(f"{output.name.removesuffix('.jsonl')}.verdicts.jsonl")
+
+
 def _digest(prompt: str) -> str:
     return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
