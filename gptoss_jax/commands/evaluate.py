@@ -270,7 +270,10 @@ def _open(options: argparse.Namespace) -> Iterator[Run]:
     """Reads the data and opens the output: all that can be checked without a model."""
     with contextlib.ExitStack() as files:
         grader = files.enter_context(open_grader(options)) if options.evaluation == "healthbench" else None
-        yield files.enter_context(_opened(options, grader))
+        opened = files.enter_context(_opened(options, grader))
+        if grader is not None and options.grader_url is not None and not opened.is_answered:
+            grader.check()
+        yield opened
 
 
 def _opened(options: argparse.Namespace, grader: Grader | None) -> Run:

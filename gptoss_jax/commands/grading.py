@@ -29,6 +29,9 @@ _MODEL = "gpt-4.1-2025-04-14"
 _CALLS = 64
 """Rubric items that are graded at a time, unless `--grader-parallel` says otherwise."""
 
+_SECONDS = 600.0
+"""How long a call of the grader's server may be silent until it is made again."""
+
 
 def add_grader_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say which model grades."""
@@ -73,7 +76,10 @@ def check_grader_options(options: argparse.Namespace) -> None:
                 "--grader-checkpoint runs in one process: with --distributed give --grader-url"
             )
         check_checkpoint(options.grader_checkpoint)
-    elif options.grader_key_env is not None and not os.environ.get(options.grader_key_env):
+        return
+    if not options.grader_url.startswith(("http://", "https://")):
+        raise CommandError(f"--grader-url is {options.grader_url!r}: it must begin with http:// or https://")
+    if options.grader_key_env is not None and not os.environ.get(options.grader_key_env):
         raise CommandError(
             f"--grader-key-env is {options.grader_key_env!r}: this environment variable is not set"
         )
@@ -118,7 +124,12 @@ def _server(options: argparse.Namespace, name: str) -> Callable[[], AbstractCont
 
     def connect() -> AbstractContextManager[Ask]:
         return ServerModel(
-            options.grader_url, name, api="chat", key=key or None, connections=options.grader_parallel
+            options.grader_url,
+            name,
+            api="chat",
+            key=key or None,
+            connections=options.grader_parallel,
+            seconds=_SECONDS,
         )
 
     return connect

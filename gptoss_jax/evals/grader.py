@@ -157,16 +157,18 @@ class Grader:
             return verdict
         ask, text = self._connected(), ""
         for number in range(TRIES):
-            try:
-                with self._calling:
+            with (
+                self._calling
+            ):  # until the verdict is kept: so many are lost at most if the process is killed
+                try:
                     text = ask(self._body(name, prompt, number)).text
-            except AskError as error:
-                return GradingError(str(error))
-            verdict = read_reply(text)
-            if verdict is not None:
-                if self._kept is not None:
-                    self._kept.add(name, prompt, verdict)
-                return verdict
+                except AskError as error:
+                    return GradingError(str(error))
+                verdict = read_reply(text)
+                if verdict is not None:
+                    if self._kept is not None:
+                        self._kept.add(name, prompt, verdict)
+                    return verdict
         return GradingError(f"none of {TRIES} replies was a verdict; the last was {shown_json(text)}")
 
     def _connected(self) -> Ask:

@@ -142,13 +142,13 @@ def compare(file: RunFile, missing: int | None) -> Comparison | str:
     run, evaluation = file.run, evaluation_of(file.run)
     model, effort = model_of(run), run.get("effort")
     published = SCORES.get((model or "", evaluation), {}).get(str(effort))
+    graders = sorted({str(record.grader) for record in file.records() if not record.comparable})
+    if graders:
+        return f"Not comparable: graded by {', '.join(graders)}, and the published score by another model."
     if model is None:
         return f"Not compared: no scores are published for the model {_quoted(run.get('model'))}."
     if published is None:
         return f"Not compared: no score of {evaluation} at effort {effort} is known for {model}."
-    graders = sorted({str(record.grader) for record in file.records() if not record.comparable})
-    if graders:
-        return f"Not comparable: graded by {', '.join(graders)}, and the published score by another model."
     if missing is None or missing:
         count = "an unknown number of" if missing is None else f"{missing:,}"
         return f"Not compared yet: {count} attempts are missing."

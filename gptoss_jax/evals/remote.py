@@ -19,8 +19,10 @@ from harmony.json_types import JsonObject
 Api = Literal["responses", "chat"]
 
 _PATHS: dict[Api, str] = {"responses": "responses", "chat": "chat/completions"}
-_TIMEOUT = httpx.Timeout(24 * 60 * 60.0, connect=10.0)
-"""Seconds for an answer, the harness' one day, as it may wait in a queue; and for the connection."""
+_DAY = 24 * 60 * 60.0
+"""Seconds for an answer, as the harness waits: it may stand in a queue."""
+
+_CONNECT_SECONDS = 10.0
 
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """The statuses that may be different next time."""
@@ -53,6 +55,7 @@ class ServerModel:
         key: str | None = None,
         retries: int = 7,
         connections: int = 64,
+        seconds: float = _DAY,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Connects to a server.
@@ -64,6 +67,7 @@ class ServerModel:
             key: the API key; None sends none.
             retries: how often a request is tried again, at most.
             connections: the most that are open at a time.
+            seconds: how long a request may be silent until it counts as broken.
             pause: waits that many seconds.
 
         Raises:
@@ -79,7 +83,7 @@ class ServerModel:
         try:
             self._client = httpx.Client(
                 headers={"Authorization": f"Bearer {key}"} if key else {},
-                timeout=_TIMEOUT,
+                timeout=httpx.Timeout(seconds, connect=_CONNECT_SECONDS),
                 limits=limits,
                 # Without it, a request would wait a whole day for a server that has vanished.
                 transport=httpx.HTTPTransport(

@@ -44,7 +44,7 @@ def points(share: float | None) -> str:
 
 
 def title(run: Mapping[str, Json]) -> str:
-    """What was run, on one line: the evaluation, the model, the effort."""
+    """What was run, on one line: the evaluation, the model, the effort, a grader of one's own."""
     name = str(run.get("evaluation") or "An evaluation")
     parts = [NAMES.get(name, name)]
     if run.get("subset") not in (None, "all"):
@@ -53,6 +53,9 @@ def title(run: Mapping[str, Json]) -> str:
         parts.append(str(run["model"]).rstrip("/").rpartition("/")[2])
     if run.get("effort"):
         parts.append(f"{run['effort']} effort")
+    grader = run.get("grader")
+    if isinstance(grader, dict) and grader.get("comparable") is False:
+        parts.append(f"graded by {grader.get('model')}, not comparable")
     return " · ".join(parts)
 
 
