@@ -73,7 +73,7 @@ class GptOssLM(LM):  # type: ignore[misc]
         """
         super().__init__()
         self.arguments: Arguments = arguments_from(arguments, batch_size)
-        self._dates_given = "date" in arguments
+        self._date_given = "date" in arguments
         if self.arguments.log_reasoning is not None:
             self.arguments.log_reasoning.open("ab").close()
         keep_compiled()
@@ -284,4 +284,4 @@ class GptOssLM(LM):  # type: ignore[misc]
             "seed": given.seed,
             "dtype": given.dtype,
         }
-        return {**settings, **({"date": given.date} if self._dates_given else {})}
+        return {**settings, **({"date": given.date} if self._date_given else {})}
