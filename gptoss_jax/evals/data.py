@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +99,21 @@ def read_data(folder: str | Path, evaluation: str, published: Sequence[Published
         standing = "sample" if is_sample else "known" if digest in file.hashes else "unknown"
         files.append(DataFile(file.name, content, digest, standing))
     return files
+
+
+def is_sample(evaluation: str, hashes: Collection[str]) -> bool:
+    """True if data is the sample of an evaluation.
+
+    Args:
+        evaluation: the evaluation's name.
+        hashes: the SHA-256 of each of its files, in hexadecimal.
+    """
+    samples = {
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in _SAMPLES.glob("*/*")
+        if path.parent.name == evaluation
+    }
+    return bool(hashes) and set(hashes) <= samples
 
 
 def json_lines(file: DataFile) -> list[JsonObject]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gptoss_jax.evals.data import is_sample
 from gptoss_jax.evals.figures import Figures, Graded
 from gptoss_jax.evals.published import Comparison
 from gptoss_jax.evals.records import Outcome
@@ -47,6 +48,9 @@ def title(run: Mapping[str, Json]) -> str:
     """What was run, on one line: the evaluation, the model, the effort, a grader of one's own."""
     name = str(run.get("evaluation") or "An evaluation")
     parts = [NAMES.get(name, name)]
+    data = run.get("data")
+    if isinstance(data, dict) and is_sample(name, [str(digest) for digest in data.values()]):
+        parts[0] = f"The sample of {parts[0]}"
     if run.get("subset") not in (None, "all"):
         parts[0] += f" {run['subset']}"
     if run.get("model"):

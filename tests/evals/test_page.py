@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tracemalloc
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gptoss_jax.evals import data
 from gptoss_jax.evals.figures import figures_of
 from gptoss_jax.evals.page import page_of
 from gptoss_jax.evals.records import read_run
@@ -210,6 +212,16 @@ def test_the_report_says_the_same_in_text_and_json(tmp_path: Path) -> None:
     assert mean == pytest.approx(document["harness"]["score"])
     assert document["run"]["model"] == "tiny"
     assert max(map(len, said.splitlines()[:-2])) <= 100  # but for the paths
+
+
+def test_figures_of_the_sample_are_not_called_those_of_the_evaluation(tmp_path: Path) -> None:
+    folder = Path(data.__file__).parent / "samples" / "aime"
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    said = write_report(made_runs.write(tmp_path / "out.jsonl", [row("p", 0)], **RUN, data=hashes))
+    assert said.startswith("The sample of AIME 2025 · tiny")
+    others = dict.fromkeys(hashes, "0" * 64)
+    said = write_report(made_runs.write(tmp_path / "out.jsonl", [row("p", 0)], **RUN, data=others))
+    assert said.startswith("AIME 2025 · tiny")
 
 
 def test_the_terminal_is_not_controlled_by_what_a_run_is_called(tmp_path: Path) -> None:
