@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gptoss_jax import terminal
 from gptoss_jax.commands.grading import add_grader_options, check_grader_options, open_grader
 from gptoss_jax.commands.options import (
     add_header_guard_option,
@@ -109,6 +110,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--count", type=whole_number(1), default=500, metavar="N", help="requests of each kind (default: 500)"
     )
     tiny.set_defaults(run=_run_tiny)
+    report = evaluations.add_parser(
+        "report",
+        help="the figures and the page of a run once more, also while it is at work",
+        description="Write OUT.report.json and OUT.html anew from the answers in OUT.jsonl, and print the "
+        "figures. The run need not be finished: what is missing is told.",
+        allow_abbrev=False,
+    )
+    report.add_argument("output", metavar="OUT.jsonl", help="the output of a run")
+    report.set_defaults(run=_run_report)
 
 
 def _add_evaluation(
@@ -385,7 +395,14 @@ def _finish(options: argparse.Namespace, opened: Run) -> int:
     if options.evaluation == "healthbench":
         opened.grade(parallel=options.grader_parallel, progress=True)
     opened.close()
-    print(write_report(opened.path))
+    terminal.write(write_report(opened.path) + "\n")
+    return 0
+
+
+def _run_report(options: argparse.Namespace) -> int:
+    from gptoss_jax.evals.report import write_report
+
+    terminal.write(write_report(Path(options.output)) + "\n")
     return 0
 
 
