@@ -27,7 +27,7 @@ _EXIT_CODES = (
     "Exit codes: 0 success; 1 the command ran and did not succeed (batch: no row was answered, or more than "
     "--max-errors rows failed; generate: there is no answer; verify: a check failed; chat: a line of "
     "standard input got none); 2 the command could not run, because of its options, its input or the "
-    "machine; 130 interrupted."
+    "machine; 75 batch: stopped by --deadline or SIGTERM, and the same command continues; 130 interrupted."
 )
 
 _INPUT_ERRORS = {

@@ -10,9 +10,10 @@ does not import jax. `gptoss_jax.batch.rows` describes the input, `gptoss_jax.ba
 """
 
 from gptoss_jax.batch.errors import BatchError
+from gptoss_jax.batch.limits import Limits
 from gptoss_jax.batch.merging import merge
 from gptoss_jax.batch.opening import OpenBatch, open_batch, run_batch
 from gptoss_jax.batch.report import BatchReport
 from gptoss_jax.batch.shards import Shard
 
-__all__ = ["BatchError", "BatchReport", "OpenBatch", "Shard", "merge", "open_batch", "run_batch"]
+__all__ = ["BatchError", "BatchReport", "Limits", "OpenBatch", "Shard", "merge", "open_batch", "run_batch"]

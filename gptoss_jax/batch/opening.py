@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from gptoss_jax.batch.errors import BatchError
+from gptoss_jax.batch.limits import Limits
 from gptoss_jax.batch.output import Output, OutputFile
 from gptoss_jax.batch.report import BatchReport
 from gptoss_jax.batch.shards import Shard, noted
@@ -111,6 +112,7 @@ class OpenBatch:
         settled: Mapping[str, Json] | None = None,
         progress: bool = False,
         on_row: Callable[[bool], None] | None = None,
+        limits: Limits | None = None,
     ) -> BatchReport:
         """Answers every line that has no row yet.
 
@@ -122,6 +124,8 @@ class OpenBatch:
             progress: True shows a progress bar on standard error.
             on_row: called for each row when it is in the output: with True for an answer, with False for an
                 error row.
+            limits: what ends rows, or the run, before their time; None for nothing. Those that end requests
+                which the engine has need one that can cancel them, as `Engine` can.
 
         Raises:
             BatchError: the run that is continued had other settings, the input changed in the meantime, or
@@ -142,6 +146,7 @@ class OpenBatch:
             form=RowForm(self._model, self._reasoning_field, self._hide_reasoning),
             progress=progress,
             on_row=on_row,
+            limits=limits or Limits(),
         )
 
     def close(self) -> None:

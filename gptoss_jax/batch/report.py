@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from gptoss_jax.openai_api import UnknownField
     from harmony.json_types import JsonObject
 
+STOPPED = 75
+"""The exit code of a run that was stopped and can be continued: EX_TEMPFAIL of sysexits.h."""
+
 _MAX_UNKNOWN = 20
 """How many unknown fields the printed report lists; its JSON lists all of them."""
 
@@ -28,6 +31,10 @@ class BatchReport:
     """Rows that this run answered."""
     errors: int = 0
     """Rows of this run that became error rows."""
+    stopped: str = ""
+    """Why the run ended before its last row, as words for a sentence; empty if it did not."""
+    unanswered: int = 0
+    """Rows of the input that have no row because the run was stopped. The next run answers them."""
     malformed: int = 0
     """Samples whose harmony was malformed and recovered: see the rows' `diagnostics`."""
     prompt_tokens: int = 0
@@ -57,11 +64,14 @@ class BatchReport:
     def exit_code(self, max_errors: int | None = None) -> int:
         """Returns the exit code of the command.
 
-        1 if the output has more than `max_errors` error rows (None for no limit), or if the input has rows
-        and none was answered, by this run or an earlier one. Else 0.
+        1 if the output has more than `max_errors` error rows (None for no limit); 75 if rows are left because
+        the run was stopped; 1 if the input has rows and none was answered, by this run or an earlier one.
+        Else 0.
         """
         answered = self.answered + self.resumed - self.resumed_errors
         too_many = max_errors is not None and self.failed > max_errors
+        if self.unanswered and not too_many:
+            return STOPPED
         return 1 if too_many or (self.rows and not answered) else 0
 
     @property
@@ -93,8 +103,9 @@ class BatchReport:
         resumed = f"{self.resumed} resumed"
         if self.resumed_errors:
             resumed += f", {self.resumed_errors} of them errors"
+        left = f", {self.unanswered} left" if self.unanswered else ""
         lines = [
-            ("rows", f"{self.rows} ({self.answered} answered, {self.errors} errors, {resumed})"),
+            ("rows", f"{self.rows} ({self.answered} answered, {self.errors} errors, {resumed}{left})"),
             ("finish reasons", reasons or "none"),
             ("malformed answers", str(self.malformed)),
             (

@@ -17,6 +17,7 @@ from gptoss_jax.answers import Sample, read_sample, usage_of
 from gptoss_jax.batch.answers import answer_row, error_row
 from gptoss_jax.batch.errors import BatchError
 from gptoss_jax.batch.ids import IdTable, id_digest
+from gptoss_jax.batch.limits import FEWEST_ERRORS, Limits, Watch
 from gptoss_jax.batch.output import Output
 from gptoss_jax.batch.report import BatchReport
 from gptoss_jax.batch.rows import Envelope, RowContext, RowEngine, prepare, read_line
@@ -48,6 +49,7 @@ def answer_rows(
     form: RowForm,
     progress: bool,
     on_row: Callable[[bool], None] | None,
+    limits: Limits,
 ) -> BatchReport:
     """Answers every line of the source that has no row.
 
@@ -67,9 +69,13 @@ def answer_rows(
         header_guard=bool(out.run["header_guard"]),
     )
     report = BatchReport(rows=source.rows, resumed=len(out.done), resumed_errors=len(out.failed))
-    with _bar(source.rows, len(out.done), shown=progress) as bar, IdTable() as ids:
+    with (
+        _bar(source.rows, len(out.done), shown=progress) as bar,
+        IdTable() as ids,
+        Watch(limits, engine) as watch,
+    ):
         ids.add(out.known_ids())
-        _Run(context, out, ids, report, bar, form, on_row or (lambda answered: None)).answer(source)
+        _Run(context, out, ids, report, bar, form, watch, on_row or (lambda answered: None)).answer(source)
     return report
 
 
@@ -79,6 +85,7 @@ class _Row:
 
     samples: those that are finished, by number.
     fault: why a sample could not be read; None if all could.
+    was_ended: True if a sample was cancelled.
     missing: how many samples are not finished.
     """
 
@@ -86,6 +93,7 @@ class _Row:
     prepared: Prepared
     samples: dict[int, Sample] = dataclasses.field(default_factory=dict)
     fault: ApiError | None = None
+    was_ended: bool = False
     missing: int = 1
 
 
@@ -108,10 +116,12 @@ class _Run:
         report: BatchReport,
         bar: tqdm,
         form: RowForm,
+        watch: Watch,
         on_row: Callable[[bool], None],
     ):
         self._context, self._out, self._ids, self._report, self._bar = context, out, ids, report, bar
-        self._form, self._on_row = form, on_row
+        self._form, self._watch, self._on_row = form, watch, on_row
+        self._errors_in_succession = 0
         self._run = hashlib.sha256(json.dumps(whole_run(out.run), sort_keys=True).encode()).hexdigest()
         self._pending: dict[str, _Row] = {}
         self._started = time.monotonic()
@@ -123,6 +133,9 @@ class _Run:
         for completion in engine.run(self._requests(source)):
             self._add_sample(completion)
         self._report.elapsed_seconds = time.monotonic() - self._started
+        left = self._report.rows - len(self._out.done)
+        if left > 0:
+            self._report.stopped, self._report.unanswered = self._watch.limits.stopped or "", left
         self._report.preemptions = engine.statistics.preemptions - preemptions
         self._report.compiled_programs = engine.compiled_programs
 
@@ -132,6 +145,8 @@ class _Run:
         row.missing -= 1
         if completion.error is not None:
             row.fault = ApiError("internal_error", completion.error, status=500)
+        elif completion.finish_reason == "cancelled":
+            row.was_ended = True
         try:
             row.samples[completion.sample] = read_sample(completion, self._context.encoding)
         except Exception as error:
@@ -139,6 +154,13 @@ class _Run:
         if row.missing:
             return
         del self._pending[completion.id]
+        is_late = completion.id in self._watch.late
+        self._watch.end(completion.id)
+        if row.was_ended and is_late:
+            message = f"was computed for more than {self._watch.limits.row_seconds:g} seconds"
+            row.fault = ApiError("row_timeout", message, status=408)
+        elif row.was_ended and self._watch.limits.stopped is not None:
+            return
         samples = [row.samples[index] for index in sorted(row.samples)]
         document: JsonObject = {}
         if row.fault is None:
@@ -156,6 +178,7 @@ class _Run:
                 row.fault = _fault(error)
         if row.fault is not None:
             self._refuse(row.envelope, row.fault)
+            self._end_if_all_fail()
             return
         self._out.append(row.envelope.line, document)
         self._count(samples)
@@ -163,6 +186,8 @@ class _Run:
     def _requests(self, source: Source) -> Iterator[Request]:
         """Yields the requests of lines without a row. Writes error rows for bad lines on the way."""
         for number, raw in source.read():
+            if self._watch.limits.stopped is not None:
+                return
             if number in self._out.done:
                 continue
             if not source.has(number):
@@ -172,6 +197,7 @@ class _Run:
             if row is not None:
                 request = row.prepared.request
                 self._pending[request.id] = row
+                self._watch.begin(request.id)
                 yield request
 
     def _read(self, raw: bytes, number: int) -> _Row | None:
@@ -194,7 +220,15 @@ class _Run:
             self._refuse(envelope, error)
         except Exception as error:
             self._refuse(envelope, _fault(error))
+        if not self._pending:  # else an answer may be on its way
+            self._end_if_all_fail()
         return None
+
+    def _end_if_all_fail(self) -> None:
+        """Ends the run if error rows are all that comes, and more of them came than are allowed."""
+        limits, errors = self._watch.limits, self._errors_in_succession
+        if limits.max_errors is not None and errors > max(limits.max_errors, FEWEST_ERRORS - 1):
+            limits.drain(f"because the last {errors} rows all failed", 0.0)
 
     def _note_id(self, raw: bytes, number: int) -> None:
         """Notes the id of another shard's line, which a line of this one must not have."""
@@ -205,6 +239,7 @@ class _Run:
     def _refuse(self, envelope: Envelope, error: ApiError) -> None:
         self._out.append(envelope.line, error_row(envelope, error, run=self._run))
         self._report.errors += 1
+        self._errors_in_succession += 1
         self._bar.update()
         self._on_row(False)
 
@@ -218,6 +253,7 @@ class _Run:
     def _count(self, samples: list[Sample]) -> None:
         report, usage = self._report, usage_of(samples)
         report.answered += 1
+        self._errors_in_succession = 0
         report.prompt_tokens += usage.prompt_tokens
         report.cached_tokens += usage.cached_tokens
         report.generated_tokens += usage.generated_tokens

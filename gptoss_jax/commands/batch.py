@@ -11,6 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptoss_jax.commands.batch_limits import (
+    add_limit_options,
+    check_limits,
+    draining_on_sigterm,
+    limits_of,
+)
 from gptoss_jax.commands.options import (
     add_header_guard_option,
     add_model_options,
@@ -66,7 +72,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--max-errors",
         type=whole_number(0),
         metavar="N",
-        help="exit with code 1 if the output has more than N error rows (default: no limit)",
+        help="exit with code 1 if the output has more than N error rows (default: no limit); the run ends "
+        "early if more than N rows in succession, at least 100, become error rows",
     )
     parser.add_argument(
         "--strict",
@@ -97,11 +104,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_model_options(parser, slots=True)
     add_sampling_options(parser)
     add_header_guard_option(parser)
+    add_limit_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
+    check_limits(options)
     if options.shard is not None:
         _take_shard(options)
     if options.distributed is not None:
@@ -179,18 +188,23 @@ def _take_over(options: argparse.Namespace, run: Mapping[str, Any]) -> None:
 
 
 def _answer(options: argparse.Namespace, batch: OpenBatch, engine: Engine, encoding: HarmonyEncoding) -> int:
-    dtype = dtype_name(options)
+    dtype, limits = dtype_name(options), limits_of(options)
     settled = {
         "dtype": dtype,
         "kv_dtype": options.kv_dtype or dtype,
         "max_length": engine.max_length,
     }
     try:
-        report = batch.answer(engine, encoding, settled=settled, progress=True)
+        with draining_on_sigterm(limits):
+            report = batch.answer(engine, encoding, settled=settled, progress=True, limits=limits)
     except KeyboardInterrupt:
         hint = "" if batch.writes_standard_output else "; the same command continues from here"
         print(f"gptoss-jax: interrupted{hint}", file=sys.stderr)
         return 130
+    if report.stopped:
+        hint = "" if batch.writes_standard_output else "; the same command continues"
+        rows = f"{report.unanswered} of {report.rows} rows left"
+        print(f"gptoss-jax: stopped {report.stopped}, {rows}{hint}", file=sys.stderr)
     print(report, file=sys.stderr if batch.writes_standard_output else sys.stdout)
     if options.report:
         try:

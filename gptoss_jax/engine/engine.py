@@ -233,10 +233,14 @@ class Engine:
     def cancel(self, id: str) -> None:
         """Cancels a request. The next `step` frees its slots and pages, and returns its completions.
 
-        Does nothing if there is no unfinished request with this id.
+        Does nothing if there is no unfinished request with this id. May be called in any thread.
         """
         if id in self._sequences and id not in self._cancelled:
             self._cancelled.append(id)
+
+    def has_begun(self, id: str) -> bool:
+        """True if a sample of the request has a slot. May be called in any thread."""
+        return any(sequence.state is not State.WAITING for sequence in self._sequences.get(id, ()))
 
     def step(self) -> list[Update]:
         """Runs one turn: admits sequences, sends a prefill and a decode dispatch, reads the dispatch before.
@@ -327,10 +331,10 @@ class Engine:
 
     def _cancel(self) -> list[Update]:
         updates = []
-        for id in self._cancelled:
+        while self._cancelled:  # other threads may add to it
+            id = self._cancelled.pop(0)
             for sequence in list(self._sequences.get(id, ())):
                 updates.append(self._finish(sequence, "cancelled"))
-        self._cancelled.clear()
         return updates
 
     def _copy(self, copies: list[Copy]) -> None:

@@ -21,7 +21,19 @@ from gptoss_jax.engine.options import KV_DTYPES
 from gptoss_jax.sizes import AXES
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("batch", "serve", "chat", "generate", "convert", "inspect", "verify", "eval", "harmony", "bench")
+COMMANDS = (
+    "batch",
+    "merge",
+    "serve",
+    "chat",
+    "generate",
+    "convert",
+    "inspect",
+    "verify",
+    "eval",
+    "harmony",
+    "bench",
+)
 
 
 def command_line(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]:
