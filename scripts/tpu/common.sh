@@ -75,6 +75,7 @@ parse_options() {
         fail 2 "--run $(quoted "$run_name"): it must be at most 40 small letters, digits and -"
     [[ $workers =~ ^([1-9][0-9]{0,3})?$ ]] || fail 2 "--workers $(quoted "$workers"): it must be a number from 1"
     destination=${destination:-out/tpu/$name/$run_name}
+    case $destination in -*) destination=./$destination ;; esac
     if [ -n "$zone" ]; then place+=("--zone=$zone"); fi
     if [ -n "$project_id" ]; then place+=("--project=$project_id"); fi
     [ "$dry_run" = 1 ] || command -v gcloud >/dev/null ||
