@@ -24,14 +24,21 @@ fail() {
     exit "$status"
 }
 
-# Prints its arguments as one line that a shell reads back as the same arguments.
+# Prints its arguments as one line that a shell reads back as the same arguments. Of --option=value only the value
+# gets quotes.
 quoted() {
-    local word line=""
+    local word option line=""
     for word in "$@"; do
+        option=""
+        if [[ $word =~ ^--[a-z-]+= ]]; then
+            option=${BASH_REMATCH[0]}
+            word=${word#"$option"}
+        fi
         case $word in
-            "" | *[!A-Za-z0-9_./:=@%+,-]*) word="'${word//\'/\'\\\'\'}'" ;;
+            *[!A-Za-z0-9_./:=@%+,-]*) word="'${word//\'/\'\\\'\'}'" ;;
+            "") [ -n "$option" ] || word="''" ;;
         esac
-        line+="${line:+ }$word"
+        line+="${line:+ }$option$word"
     done
     printf '%s\n' "$line"
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -297,9 +298,22 @@ def test_help_is_one_screen_and_needs_no_gcloud(cloud: Cloud, script: str) -> No
     assert len(done.stdout.splitlines()) <= 30
 
 
-def dry_runs(cloud: Cloud, requests: str) -> dict[str, list[str]]:
+def test_quoted_words_are_read_back_by_shells_as_they_were() -> None:
+    draw = random.Random(7)
+    letters = "ab'\"\\ $`;&|<>()*?[]#~=-%\n\té!{}^"
+    words = ["".join(draw.choices(letters, k=draw.randrange(9))) for _ in range(300)]
+    words += [f"--zone={word}" for word in words[:100]]
+    script = f'source "{SCRIPTS}/common.sh"; quoted "$@"'
+    line = subprocess.run(
+        ["bash", "-c", script, "x", *words], capture_output=True, text=True, check=True
+    ).stdout
+    assert shlex.split(line) == words
+    told = subprocess.run(["sh", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
+    assert told.stdout.split("\0")[:-1] == words
+
+
+def dry_runs(cloud: Cloud, requests: str, place: Sequence[str]) -> dict[str, list[str]]:
     """The commands that each script prints, for hostile names."""
-    place = ["--zone", "my zone", "--project", "it's"]
     own = {
         "create": ["--type", "v6e-4", "--spot", "--", "--network=a b"],
         "install": ["--checkpoint", "gs://b/it's mine"],
@@ -315,9 +329,13 @@ def dry_runs(cloud: Cloud, requests: str) -> dict[str, list[str]]:
 
 
 def test_a_dry_run_prints_commands_and_runs_none(cloud: Cloud, requests: str) -> None:
-    printed = dry_runs(cloud, requests)
+    place = ["--zone", "my zone", "--project", "it's"]
+    printed = dry_runs(cloud, requests, place)
     (cloud.path / "gcloud").unlink()
-    assert dry_runs(cloud, requests) == printed
+    assert dry_runs(cloud, requests, place) == printed
+    words = shlex.split(printed["run"][-1])
+    assert "--zone=my zone" in words
+    assert "--project=it's" in words
     assert cloud.calls() == []
     assert sorted(os.listdir(cloud.here)) == [requests]
 
@@ -341,10 +359,9 @@ def test_what_a_dry_run_prints_is_what_is_called(cloud: Cloud) -> None:
     not shutil.which("gcloud"), reason="needs gcloud, whose own check of commands is the oracle"
 )
 def test_gcloud_knows_every_command_and_flag(cloud: Cloud, requests: str, tmp_path: Path) -> None:
-    commands = [line for lines in dry_runs(cloud, requests).values() for line in lines]
-    queued = cloud.call(
-        "create", "my-tpu", "--type=v5e-1", "--queued", "--spot", "--zone=z", "--dry-run"
-    ).stdout
+    place = ["--zone=us-east5-b", "--project=my-project"]
+    commands = [line for lines in dry_runs(cloud, requests, place).values() for line in lines]
+    queued = cloud.call("create", "my-tpu", "--type=v5e-1", "--queued", "--spot", *place, "--dry-run").stdout
     commands += queued.splitlines()
     page = (PROJECT / "docs/tpu.md").read_text().replace("\\\n", " ")
     commands += [line.strip() for line in page.splitlines() if line.strip().startswith("gcloud ")]
