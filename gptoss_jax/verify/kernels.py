@@ -92,7 +92,7 @@ def _routing(small: bool) -> Outcome:
 def _experts(dtype: str, *, small: bool, wide: bool, on_tpu: bool) -> Outcome:
     model = SMALL_EXPERTS if small else _EXPERTS
     maps_key, tokens_key = jax.random.split(jax.random.key(11))
-    gate_up, down = random_projections(maps_key, model)
+    gate_up, down = jax.jit(random_projections, static_argnums=1)(maps_key, model)
     if wide:
         gate_up, down = (_spread(one) for one in (gate_up, down))
     weights = (gate_up, down)
@@ -105,7 +105,7 @@ def _experts(dtype: str, *, small: bool, wide: bool, on_tpu: bool) -> Outcome:
     host = [(blocks, scales, bias.astype(np.float64)) for blocks, scales, bias in packed]
     worst: dict[str, float] = {}
     for tokens in (5, 40) if small else (8, 256):
-        x, routed = random_tokens(tokens_key, model, tokens)
+        x, routed = jax.jit(random_tokens, static_argnums=(1, 2))(tokens_key, model, tokens)
         x = x.astype(dtype)
         right = oracles.experts(
             np.asarray(x, np.float64),
@@ -151,7 +151,7 @@ def attention_of(case: Case, dtype: str) -> tuple[oracles.Expected, np.ndarray]:
     """What is right, and what this device computes, [B, T, H, h]."""
     inputs = tuple(
         each.astype(dtype) if jnp.issubdtype(each.dtype, jnp.floating) else each
-        for each in case.inputs(jax.random.key(5))
+        for each in jax.jit(case.inputs)(jax.random.key(5))
     )
     options = {} if case.operation.endswith("pages") else {"window": case.window}
     got = np.asarray(jax.jit(functools.partial(getattr(attention, case.operation), **options))(*inputs))

@@ -18,7 +18,7 @@ from gptoss_jax.engine import Completion, Engine, Request, SamplingParams
 from gptoss_jax.engine.host_memory import host_memory
 from gptoss_jax.model import gpt_oss, plain_with_parameters
 from gptoss_jax.verify.distance import Right, allowed, distances, noise
-from gptoss_jax.verify.golden import golden
+from gptoss_jax.verify.golden import Answer, golden
 from gptoss_jax.verify.rows import Check, Outcome
 
 FOLLOWING = 16
@@ -73,10 +73,13 @@ def _rotation_error(frequencies: np.ndarray, factor: float) -> float:
     return float(np.abs(np.asarray(got, np.float64)[0, 0, 0] - right).max() / np.abs(right).max())
 
 
-def stored_check(run: Callable[[], Outcome]) -> Check:
-    """The embedded model, all layers, against transformers. run: `compare_stored` on an engine of it."""
+def stored_check(dtype: str, run: Callable[[], Outcome]) -> Check:
+    """The embedded model, all layers, against transformers.
+
+    dtype: what it computes in. run: `compare_stored` on an engine of it.
+    """
     return Check(
-        "embedded model",
+        f"embedded model, {dtype}",
         "with the model in the package, all parts together (prefill, decoding, caches, experts) compute what "
         "transformers computed",
         "the served model computes something else than transformers on this device: try "
@@ -85,10 +88,14 @@ def stored_check(run: Callable[[], Outcome]) -> Check:
     )
 
 
-def compare_stored(engine: Engine, dtype: str) -> Outcome:
-    """Runs the stored prompts on an engine of the embedded model. dtype: what products are rounded to."""
-    rights = [Right(one.tokens, one.ids, one.logprobs, one.coarse) for one in golden().answers]
-    prompts = [one.prompt for one in golden().answers]
+def compare_stored(engine: Engine, dtype: str, answers: Sequence[Answer] | None = None) -> Outcome:
+    """Runs stored prompts on an engine of the embedded model.
+
+    dtype: what products are rounded to. answers: what is stored; None for all of it.
+    """
+    answers = golden().answers if answers is None else answers
+    rights = [Right(one.tokens, one.ids, one.logprobs, one.coarse) for one in answers]
+    prompts = [one.prompt for one in answers]
     completions = complete(engine, prompts, max(len(one.tokens) for one in rights))
     return judge(completions, rights, dtype, open_checkpoint(TINY).config)
 

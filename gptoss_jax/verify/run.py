@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator
@@ -82,7 +83,11 @@ def verify(settings: Settings, begins: Callable[[str], object] = lambda _: None)
     yield done(logits.rotary_check())
     for check in kernels.checks(settings.dtype, small=on_cpu):
         yield done(check)
-    yield done(logits.stored_check(lambda: _stored(settings, rounded)))
+    yield done(logits.stored_check("float32", lambda: _stored("float32", "float32")))
+    if rounded != "float32":
+        yield done(
+            logits.stored_check(f"{settings.dtype} as served", lambda: _stored(settings.dtype, rounded))
+        )
     if checkpoint is not None:
         yield _first_layers(settings, checkpoint, rounded, done)
         yield from _whole(settings, checkpoint, done)
@@ -100,13 +105,18 @@ def _on_engine(make: Callable[[], Engine], use: Callable[[Engine], Found]) -> Fo
         gc.collect()
 
 
-def _stored(settings: Settings, rounded: str) -> Outcome:
-    """Compares the embedded model with what is stored."""
+def _stored(dtype: str, rounded: str) -> Outcome:
+    """Compares the embedded model, computed in `dtype`, with what is stored.
+
+    rounded: what products are rounded to. In float32 they are not rounded on any device.
+    """
 
     def make() -> Engine:
-        return load_engine(TINY, dtype=settings.dtype, **_SMALL_ENGINE)[0]
+        return load_engine(TINY, dtype=dtype, **_SMALL_ENGINE)[0]
 
-    found = _on_engine(make, lambda engine: logits.compare_stored(engine, rounded))
+    exactly = jax.default_matmul_precision("highest") if rounded == "float32" else contextlib.nullcontext()
+    with exactly:
+        found = _on_engine(make, lambda engine: logits.compare_stored(engine, rounded))
     return found or Outcome(None, "the first process checks it")
 
 
