@@ -24,6 +24,8 @@ _DAY = 24 * 60 * 60.0
 
 _CONNECT_SECONDS = 10.0
 
+_JSON = {"Content-Type": "application/json"}
+
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """The statuses that may be different next time."""
 
@@ -126,10 +128,11 @@ class ServerModel:
 
     def _post(self, address: str, body: JsonObject) -> Any:
         """The JSON of an answer, after as many tries as it takes."""
+        data = json.dumps(body).encode()  # in ASCII: UTF-8 has no lone surrogates, and texts may
         for tries in range(self._retries + 1):
             wait = min(2.0**tries, _LONGEST_PAUSE) * random.uniform(0.75, 1.0)  # not all at the same moment
             try:
-                response = self._client.post(address, json=body)
+                response = self._client.post(address, content=data, headers=_JSON)
             except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
                 raise EvaluationError(f"the URL {self._url!r} cannot be used: {error}") from None
             except httpx.HTTPError as error:

@@ -104,6 +104,22 @@ def drawn(harness: Any, examples: int, of: int) -> list[str]:
     return [example["prompt_id"] for example in evaluation.examples]
 
 
+def evaluated(harness: Any, lines: list[str], answer: Callable[[Any], str]) -> Any:
+    """The result of the harness' whole evaluation of some examples, with verdicts in order."""
+
+    def sampler(messages: list[dict[str, str]]) -> Any:
+        return mock.Mock(
+            response_text=answer(messages), response_metadata={}, actual_queried_message_list=messages
+        )
+
+    def grader(messages: list[dict[str, str]]) -> Any:
+        return mock.Mock(response_text=reply(messages[0]["content"]))
+
+    with mock.patch.object(harness.bf, "BlobFile") as file, mock.patch.dict(os.environ, {"debug": "1"}):
+        file.return_value.__enter__.return_value = lines
+        return harness.HealthBenchEval(grader_model=grader)(sampler)
+
+
 def main(checkout: Path) -> None:
     harness = load(checkout)
     graded_examples = [

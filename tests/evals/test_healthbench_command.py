@@ -18,7 +18,9 @@ import pytest
 from gptoss_jax.cli import main
 from gptoss_jax.evals.grader import TRIES
 from tests.evals import harness_healthbench as oracle
+from tests.evals import healthbench_cases as cases
 from tests.evals.chat_server import ChatServer, Reply, serving
+from tests.evals.test_healthbench import HARNESS, with_harness
 
 pytest.importorskip("httpx", reason="the package httpx, of the extra eval, is missing")
 
@@ -252,3 +254,42 @@ def test_runs_that_are_killed_ask_for_no_answer_twice_and_for_no_kept_verdict(tm
     # Beside one call for each item: at most those that were in the air when a process was killed.
     assert ITEMS <= sum(prompts.values()) <= ITEMS + 3 * 2
     assert sorted(row["id"] for row in rows_of(out)) == sorted(f"{e['prompt_id']}/0" for e in sample())
+
+
+@pytest.mark.slow
+def test_a_checkpoint_grades_under_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.jsonl"
+    with serving(answer) as model:
+        start = ["eval", "healthbench", "--data", "sample", "--subset", "consensus", "--output", str(out)]
+        server = ["--url", model.url, "--api", "chat", "--model", "m"]
+        assert main([*start, *server, "--grader-checkpoint", "tiny", "--grader-parallel", "8"]) == 0
+    rows = rows_of(out)
+    assert len(rows) == 3
+    for row in rows:
+        assert row["error"] is None
+        assert row["details"]["comparable"] is False and row["details"]["grader"] == "tiny"
+        (item,) = row["details"]["rubric_items"]
+        assert isinstance(item["criteria_met"], bool) and isinstance(item["explanation"], str)
+    assert "graded by tiny, not comparable" in capsys.readouterr().out
+
+
+@with_harness
+def test_the_running_harness_and_the_command_report_the_same_figures(tmp_path: Path) -> None:
+    """The same answers and verdicts, from the data to the report."""
+    harness = oracle.load(Path(HARNESS))
+    examples = cases.examples(40, seed=11)
+    data, out = tmp_path / "data", tmp_path / "out.jsonl"
+    data.mkdir()
+    lines = [json.dumps(example) + "\n" for example in examples]
+    (data / "2025-05-07-06-14-12_oss_eval.jsonl").write_text("".join(lines), encoding="utf-8")
+    with serving(answer) as model, serving(grader) as judge:
+        assert main([*command(out, model.url, judge.url), "--data", str(data)]) == 0
+    ours = json.loads((tmp_path / "out.report.json").read_text(encoding="utf-8"))
+    theirs = oracle.evaluated(harness, lines, lambda messages: answer({"messages": messages}))
+    assert ours["harness"]["score"] == pytest.approx(theirs.score, rel=1e-12)
+    tags = {tag["name"]: (tag["score"], tag["rows"]) for tag in ours["tags"]}
+    assert tags == {
+        name: (pytest.approx(value, rel=1e-12), theirs.metrics[f"{name}:n_samples"])
+        for name, value in theirs.metrics.items()
+        if ":n_samples" not in name and ":bootstrap_std" not in name and name != "overall_score"
+    }
