@@ -276,6 +276,7 @@ def test_a_place_in_line_is_billed_sooner_or_later_and_told(cloud: Cloud) -> Non
         (["install", "my-tpu", "--checkpoint", "/data"], "--checkpoint /data: it must be gs://"),
         (["run", "my-tpu"], "there must be one file of requests, not 0"),
         (["run", "my-tpu", "no such.jsonl"], "'no such.jsonl': no such file"),
+        (["run", "my-tpu", __file__, "--", "--output=x"], "the option --output cannot be given"),
         (["watch", "my-tpu", "--collect-every", "soon"], "--collect-every soon: it must be a number"),
         (["collect", "my-tpu", "--run", "../x"], "--run ../x: it must be"),
         (["delete", "my-tpu", "--workers", "0"], "--workers 0: it must be"),
