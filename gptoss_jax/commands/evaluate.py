@@ -205,6 +205,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     with _open(options) as opened:
+        if opened.is_answered:
+            return _finish(options, opened)
         if options.url is not None:
             with _server(options, opened.run) as (ask, settled):
                 parallel = options.parallel or _CONNECTIONS
@@ -213,9 +215,9 @@ def _run(options: argparse.Namespace) -> int:
         for name in ("dtype", "kv_dtype", "max_length"):
             if getattr(options, name) is None:
                 setattr(options, name, opened.run[name])
-        if not opened.is_answered:
-            engine, encoding, _ = load_engine(options, options.slots, announce=True)
-            _answer_here(options, opened, engine, encoding)
+        engine, encoding, _ = load_engine(options, options.slots, announce=True)
+        _answer_here(options, opened, engine, encoding)
+        del engine  # a grader may need its memory
         return _finish(options, opened)
 
 
@@ -308,9 +310,8 @@ def _opened(options: argparse.Namespace, grader: Grader | None) -> Run:
         unsettled = {"model"} if options.model is None else set()
     else:
         settings |= _local_settings(options)
-        unsettled = {
-            name for name in ("dtype", "kv_dtype", "max_length", "date") if not getattr(options, name)
-        }
+        unsettled = {name for name in ("dtype", "kv_dtype", "max_length") if settings[name] is None}
+        unsettled |= {"date"} if options.date is None else set()
     return Run(
         evaluation,
         Path(options.output),

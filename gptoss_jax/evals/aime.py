@@ -74,6 +74,8 @@ def prompt(question: str) -> str:
 
 def _problems(part: str, file: DataFile) -> Iterator[Problem]:
     rows = json_lines(file)
+    if not rows:
+        raise EvaluationError(f"{file.name} has no problems")
     for number, (row, answer) in enumerate(zip(rows, _answers(rows, file), strict=True), 1):
         content = prompt(text_field(row, "question", f"problem {number} of {file.name}"))
         messages: list[JsonObject] = [{"role": "user", "content": content}]

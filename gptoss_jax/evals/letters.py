@@ -98,7 +98,7 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _ANOTHER = re.compile(r"\s{0,9}(?:,|/|&|or\b|and\b)\s{0,9}[(\[]?[ABCD]\b")
-_DOUBTED = re.compile(r"(?:\b(?:not|never|if|whether|unless|cannot)\b|n['’]t\b)[^.\n]*$", re.IGNORECASE)
+_DOUBTED = re.compile(r"(?:\b(?:not|never|if|whether|unless|cannot)\b|n['’]t\b)[^.,;:\n]*$", re.IGNORECASE)
 _ALONE_ON_LINE = re.compile(r"[(\[]?([ABCD])[)\]]?[.)]?")
 _WITH_CHOICE = re.compile(r"(?:[(\[]([ABCD])[)\]]|([ABCD])[.):])\s[^\n]*")
 _BEFORE = 80

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from gptoss_jax.batch.output import OutputFile
 from gptoss_jax.batch.rows import row_seed
 from gptoss_jax.evals.samplers import AskError
-from gptoss_jax.evals.types import Answer, Ask, Attempt, Evaluation, Grade, GradingError
+from gptoss_jax.evals.types import Answer, Ask, Attempt, Evaluation, EvaluationError, Grade, GradingError
 
 if TYPE_CHECKING:
     from harmony.json_types import Json, JsonObject
@@ -232,9 +232,12 @@ class Run:
             mininterval=interval,
             dynamic_ncols=True,
         ) as bar:
-            for item, row in in_threads(row_of, items, parallel):
-                file.append(item[0], row)
-                bar.update()
+            try:
+                for item, row in in_threads(row_of, items, parallel):
+                    file.append(item[0], row)
+                    bar.update()
+            except EvaluationError as error:
+                raise EvaluationError(f"{error}; the same command continues from here") from error
 
 
 def answers_path(output: Path) -> Path:
