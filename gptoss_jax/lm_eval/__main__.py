@@ -6,7 +6,9 @@ import sys
 
 
 def main() -> int:
-    """Runs lm_eval. What the model refuses is one line on standard error, and exit code 2."""
+    """Runs lm_eval. Returns 0; 2 for what the model refuses, which is one line on standard error; 130 if
+    interrupted.
+    """
     try:
         from lm_eval.__main__ import cli_evaluate
 
@@ -30,12 +32,14 @@ def main() -> int:
         ShardingError,
     ) as error:
         return _fail(error)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
     return 0
 
 
-def _fail(reason: object) -> int:
+def _fail(reason: object, code: int = 2) -> int:
     print(f"gptoss-jax: {' '.join(str(reason).split())}", file=sys.stderr)
-    return 2
+    return code
 
 
 if __name__ == "__main__":

@@ -105,6 +105,16 @@ def _words(name: str, value: object) -> str:
     return str(value)
 
 
+def _file(name: str, value: object) -> Path:
+    """A file that can be appended to; made if it is not there."""
+    file = Path(_words(name, value)).expanduser()
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise RequestError(f"{name}: {file} cannot be written: {error.strerror or error}") from None
+    return file
+
+
 def _effort(name: str, value: object) -> str:
     if value not in _EFFORTS:
         refuse(name, value, " or ".join(_EFFORTS))
@@ -126,6 +136,6 @@ _CHECKS: dict[str, Any] = {
     "reasoning_budget": lambda name, value: integer_from(name, value, 0),
     "seed": lambda name, value: integer_from(name, value, None),
     "date": _date,
-    "log_reasoning": lambda name, value: Path(_words(name, value)).expanduser(),
+    "log_reasoning": _file,
     "dtype": _words,
 }

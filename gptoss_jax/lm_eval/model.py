@@ -69,13 +69,10 @@ class GptOssLM(LM):  # type: ignore[misc]
             RequestError: an argument is unknown, or its value is not allowed.
             checkpoints.config.CheckpointError, gptoss_jax.sizes.ShardingError,
             gptoss_jax.engine.memory.EngineMemoryError: as for `gptoss_jax.LLM`.
-            OSError: the file of `log_reasoning` cannot be written.
         """
         super().__init__()
         self.arguments: Arguments = arguments_from(arguments, batch_size)
         self._date_given = "date" in arguments
-        if self.arguments.log_reasoning is not None:
-            self.arguments.log_reasoning.open("ab").close()
         keep_compiled()
         self._engine, self._encoding, opened = load_engine(
             self.arguments.checkpoint,

@@ -278,6 +278,14 @@ def test_bad_arguments_are_one_line(arguments, line):
         arguments_from(arguments)
 
 
+def test_a_log_that_cannot_be_written_is_told_before_the_model_loads(tmp_path):
+    with pytest.raises(RequestError, match=r"^log_reasoning: .*/none/log cannot be written: No such file"):
+        arguments_from({"log_reasoning": str(tmp_path / "none" / "log")})
+    (tmp_path / "log").write_text("kept\n")
+    assert arguments_from({"log_reasoning": str(tmp_path / "log")}).log_reasoning == tmp_path / "log"
+    assert (tmp_path / "log").read_text() == "kept\n"
+
+
 def test_a_bad_batch_size_is_one_line():
     with pytest.raises(RequestError, match=r"^batch_size is '0': it must be a whole number from 1, or auto$"):
         arguments_from({}, "0")
