@@ -12,9 +12,11 @@ A file may mix two forms of lines:
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from gptoss_jax.batch.ids import IdTable, id_digest
 from gptoss_jax.batch.source import MAX_LINE_BYTES
 from gptoss_jax.engine.request import row_seed
 from gptoss_jax.openai_api import PATHS, ApiError, Context, Prepared, parse_object
@@ -104,6 +106,14 @@ def read_line(raw: bytes, line: int) -> tuple[JsonObject, Envelope]:
         raise ApiError("line_too_long", f"has more than {MAX_LINE_BYTES >> 20} MiB")
     document = parse_object(raw)
     return document, envelope_of(document, line)
+
+
+def check_id(envelope: Envelope, ids: IdTable) -> None:
+    """Notes the id of a line. Raises ApiError if an earlier line has the same."""
+    first = ids.first_line(id_digest(envelope.key), envelope.line)
+    if first != envelope.line:
+        shown = json.dumps(envelope.id, ensure_ascii=False)
+        raise ApiError("duplicate_id", f"the id {shown} is already that of line {first}")
 
 
 def prepare(document: Mapping[str, Json], envelope: Envelope, context: RowContext) -> Prepared:

@@ -16,11 +16,11 @@ from tqdm import tqdm
 from gptoss_jax.answers import Sample, read_sample, usage_of
 from gptoss_jax.batch.answers import answer_row, error_row
 from gptoss_jax.batch.errors import BatchError
-from gptoss_jax.batch.ids import IdTable, id_digest
+from gptoss_jax.batch.ids import IdTable
 from gptoss_jax.batch.limits import FEWEST_ERRORS, Limits, Watch
 from gptoss_jax.batch.output import Output
 from gptoss_jax.batch.report import BatchReport
-from gptoss_jax.batch.rows import Envelope, RowContext, RowEngine, prepare, read_line
+from gptoss_jax.batch.rows import Envelope, RowContext, RowEngine, check_id, prepare, read_line
 from gptoss_jax.batch.shards import whole_run
 from gptoss_jax.batch.source import Source
 from gptoss_jax.engine import Completion, Request, SamplingParams
@@ -205,10 +205,7 @@ class _Run:
         envelope = Envelope.unknown(number)
         try:
             document, envelope = read_line(raw, number)
-            first = self._ids.first_line(id_digest(envelope.key), number)
-            if first != number:
-                shown = json.dumps(envelope.id, ensure_ascii=False)
-                raise ApiError("duplicate_id", f"the id {shown} is already that of line {first}")
+            check_id(envelope, self._ids)
             prepared = prepare(document, envelope, self._context)
             if self._form.hide_reasoning:
                 prepared = dataclasses.replace(prepared, with_reasoning=False)
@@ -234,7 +231,7 @@ class _Run:
         """Notes the id of another shard's line, which a line of this one must not have."""
         with contextlib.suppress(ApiError):
             _, envelope = read_line(raw, number)
-            self._ids.first_line(id_digest(envelope.key), number)
+            check_id(envelope, self._ids)
 
     def _refuse(self, envelope: Envelope, error: ApiError) -> None:
         self._out.append(envelope.line, error_row(envelope, error, run=self._run))

@@ -100,6 +100,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "OUT-0000I-of-0000N.jsonl, and `gptoss-jax merge` joins them. auto takes I and N, and auto/N takes "
         "I, from the variables of a Kubernetes Job, a TPU pod or Slurm",
     )
+    parser.add_argument(
+        "--check",
+        action=_CheckOnly,
+        nargs=0,
+        default=False,
+        help="answer nothing, and need no --output: print each line that would become an error row, and "
+        "counts; exit with code 1 if there is one. Loads no model",
+    )
     parser.add_argument("--report", metavar="FILE.json", help="write the report to this file too, as JSON")
     add_model_options(parser, slots=True)
     add_sampling_options(parser)
@@ -108,9 +116,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run)
 
 
+class _CheckOnly(argparse.Action):
+    """An option that makes `--output` needless."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object) -> None:
+        """Sets the option."""
+        namespace.check = True
+        for action in parser._actions:
+            if action.dest == "output":
+                action.required = False
+
+
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     check_limits(options)
+    if options.check:
+        return _check(options)
     if options.shard is not None:
         _take_shard(options)
     if options.distributed is not None:
@@ -120,6 +141,33 @@ def run(options: argparse.Namespace) -> int:
         engine, encoding, _ = load_engine(options, options.slots, announce=True)
         with engine:
             return _answer(options, batch, engine, encoding)
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Prints what is wrong with the input's lines. Returns 1 if anything is."""
+    import datetime
+
+    from gptoss_jax.batch.check import Check, check_input
+    from gptoss_jax.vocabulary import load_encoding_for
+
+    checkpoint = check_checkpoint(options.checkpoint)
+    found = Check()
+    for problem in check_input(
+        options.input,
+        load_encoding_for(checkpoint),
+        found,
+        vocabulary_size=checkpoint.config.vocabulary_size,
+        max_length=options.max_length or checkpoint.config.context_length,
+        sampling=sampling_of(options),
+        effort=options.effort,
+        date=options.date or datetime.date.today().isoformat(),
+        history=options.history,
+        strict=options.strict,
+        ignore_unknown_tools=options.ignore_unknown_tools,
+    ):
+        print(f"line {problem.line}: {problem.code}: {problem.message}")
+    print(found)
+    return 1 if found.problems else 0
 
 
 def _take_shard(options: argparse.Namespace) -> None:
