@@ -127,7 +127,7 @@ def _first_layers(settings: Settings, checkpoint: Checkpoint, rounded: str, done
             logits.plain_check(0, lambda: Outcome(None, "")), "it is the embedded model: see there"
         )
     prompt = prompts(load_encoding_for(checkpoint))[_COMPARED]
-    count = logits.layers_compared(checkpoint.config, len(prompt), quick=settings.quick)
+    count = logits.layers_compared(checkpoint.config, quick=settings.quick)
     layers = checkpoint.first_layers(count)
 
     def make() -> Engine:
