@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptoss_jax import terminal
-from gptoss_jax.commands.grading import add_grader_options, check_grader_options, open_grader
+from gptoss_jax.commands.grading import (
+    add_grader_options,
+    check_grader,
+    check_grader_options,
+    open_grader,
+)
 from gptoss_jax.commands.options import (
     add_header_guard_option,
     add_model_options,
@@ -283,8 +288,8 @@ def _open(options: argparse.Namespace) -> Iterator[Run]:
     with contextlib.ExitStack() as files:
         grader = files.enter_context(open_grader(options)) if options.evaluation == "healthbench" else None
         opened = files.enter_context(_opened(options, grader))
-        if grader is not None and options.grader_url is not None and not opened.is_answered:
-            grader.check()
+        if grader is not None and not opened.is_answered:
+            check_grader(options)
         yield opened
 
 

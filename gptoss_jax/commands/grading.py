@@ -32,6 +32,9 @@ _CALLS = 64
 _SECONDS = 600.0
 """How long a call of the grader's server may be silent until it is made again."""
 
+_RETRIES = 7
+"""How often a call that fails is made again."""
+
 
 def add_grader_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say which model grades."""
@@ -100,7 +103,7 @@ def open_grader(options: argparse.Namespace) -> Iterator[Grader]:
     connect: Callable[[], AbstractContextManager[Ask]]
     if options.grader_url is not None:
         model = GraderModel(options.grader_model or _MODEL, options.grader_url.rstrip("/"))
-        connect = _server(options, model.name)
+        connect = _server(options, _RETRIES)
     else:
         path = check_checkpoint(options.grader_checkpoint).path
         model = GraderModel(path.name, None, checkpoint_fingerprint(path))
@@ -113,7 +116,26 @@ def open_grader(options: argparse.Namespace) -> Iterator[Grader]:
         yield grader
 
 
-def _server(options: argparse.Namespace, name: str) -> Callable[[], AbstractContextManager[Ask]]:
+def check_grader(options: argparse.Namespace) -> None:
+    """Asks a grader's server something small: a wrong key or name is known before anything is answered.
+
+    Raises:
+        CommandError: the server refuses the request, or a package is missing.
+        gptoss_jax.evals.types.EvaluationError: the server is not reached, or refuses the key or the name.
+    """
+    from gptoss_jax.evals.samplers import AskError
+
+    if options.grader_url is None:
+        return
+    with _server(options, retries=1)() as ask:
+        try:
+            ask({"messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16})
+        except AskError as error:
+            if error.code in ("http_400", "http_422"):  # a busy server may be less so when all is answered
+                raise CommandError(f"--grader-url: {options.grader_url} refuses to grade: {error}") from None
+
+
+def _server(options: argparse.Namespace, retries: int) -> Callable[[], AbstractContextManager[Ask]]:
     try:
         from gptoss_jax.evals.remote import ServerModel
     except ImportError as error:
@@ -125,9 +147,10 @@ def _server(options: argparse.Namespace, name: str) -> Callable[[], AbstractCont
     def connect() -> AbstractContextManager[Ask]:
         return ServerModel(
             options.grader_url,
-            name,
+            options.grader_model or _MODEL,
             api="chat",
             key=key or None,
+            retries=retries,
             connections=options.grader_parallel,
             seconds=_SECONDS,
         )

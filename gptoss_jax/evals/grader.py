@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from gptoss_jax.evals.healthbench import Verdict
 from gptoss_jax.evals.run import in_threads
 from gptoss_jax.evals.samplers import AskError
-from gptoss_jax.evals.types import Ask, EvaluationError, GradingError
+from gptoss_jax.evals.types import Ask, GradingError
 from gptoss_jax.evals.verdicts import VerdictFile
 from harmony.errors import shown_json
 
@@ -129,17 +129,6 @@ class Grader:
         ):
             found[number] = verdict
         return [found[number] for number in sorted(found)]
-
-    def check(self) -> None:
-        """Asks the model something small, so that a wrong key or name is known before anything is answered.
-
-        Raises:
-            EvaluationError: there is no answer.
-        """
-        try:
-            self._connected()({"messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16})
-        except AskError as error:
-            raise EvaluationError(f"the grader {self.name} does not answer: {error}") from None
 
     def close(self) -> None:
         """Ends what asks the model."""

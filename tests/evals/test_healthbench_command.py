@@ -154,14 +154,16 @@ def test_an_item_that_gets_no_verdict_is_an_error_and_retried_alone(tmp_path: Pa
     assert all(row["error"] is None and row["harness"]["score"] is not None for row in rows_of(out))
 
 
-def test_a_grader_that_refuses_the_key_is_found_out_before_anything_is_answered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("status", "reason"), [(401, "Incorrect API key"), (404, "no such model"), (400, "max_tokens")]
+)
+def test_a_grader_that_refuses_is_found_out_before_anything_is_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int, reason: str
 ) -> None:
-    out = tmp_path / "out.jsonl"
-    refusal = (401, {}, '{"error": {"message": "Incorrect API key provided"}}')
+    refusal = (status, {}, json.dumps({"error": {"message": reason}}))
     with serving(answer) as model, serving(lambda body: refusal) as judge:
-        assert main(command(out, model.url, judge.url)) != 0
-        assert "Incorrect API key provided" in capsys.readouterr().err
+        assert main(command(tmp_path / "out.jsonl", model.url, judge.url)) == 2
+        assert reason in capsys.readouterr().err
         assert model.bodies == []
 
 
