@@ -40,7 +40,7 @@ class Batches:
         folder = shop.settings.folder / "rows"
         folder.mkdir(exist_ok=True)
         unfinished = shop.records.unfinished()
-        kept = {path for batch in unfinished for path in (shop.rows_path(batch.id), shop.run_path(batch.id))}
+        kept = {path for batch in unfinished for path in shop.paths(batch.id)}
         for path in folder.iterdir():
             if path not in kept:
                 path.unlink()

@@ -65,9 +65,10 @@ class Workshop:
         """Where the rows of a batch are while it is in progress."""
         return self.settings.folder / "rows" / f"{id}.jsonl"
 
-    def run_path(self, id: str) -> Path:
-        """What a batch run keeps beside its rows."""
-        return self.settings.folder / "rows" / f"{id}.jsonl.run.json"
+    def paths(self, id: str) -> list[Path]:
+        """The rows of a batch, and what a batch run keeps beside them."""
+        rows = self.rows_path(id)
+        return [rows, *(rows.with_name(rows.name + ending) for ending in (".run.json", ".index"))]
 
 
 class Work:
@@ -202,7 +203,7 @@ class Work:
             },
             files=self._result_files(batch, results),
         )
-        for path in (rows, self._shop.run_path(self.id)):
+        for path in self._shop.paths(self.id):
             path.unlink(missing_ok=True)
         return changed
 

@@ -273,7 +273,7 @@ def _check_report(options: argparse.Namespace) -> None:
         raise CommandError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise CommandError(f"cannot write {path}: permission denied")
-    for name in (options.input, options.output, f"{options.output}.run.json"):
+    for name in (options.input, options.output, f"{options.output}.run.json", f"{options.output}.index"):
         if name != "-" and path.resolve() == Path(name).resolve():
             raise CommandError(f"the report and another file of this run are both {path}: give another name")
 

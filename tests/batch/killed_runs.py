@@ -17,10 +17,12 @@ import time
 from pathlib import Path
 
 from gptoss_jax import cli
+from gptoss_jax.batch import output
 from tests.batch.scripted_command import use_scripted_engine
 
 
 def main(folder: Path, out: Path, seed: int, kills: int, arguments: list[str]) -> None:
+    output.INDEXED_FROM = 40
     use_scripted_engine(folder, slots=8, delay=0.001)
     rng = random.Random(seed)
     ends = []
@@ -54,7 +56,7 @@ def die_inside_write(row: int) -> None:
     write, left = os.write, [row]
 
     def torn(descriptor: int, data: bytes) -> int:
-        left[0] -= 1
+        left[0] -= data.startswith(b"{")  # rows, not records of the index
         if left[0] == 0:
             write(descriptor, data[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
