@@ -28,7 +28,8 @@ def page(rows: Sequence[Row], seconds: float, clean: Callable[[str], str]) -> st
         f"# gptoss-jax verify: {verdict}",
         "",
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped, in "
-        f"{seconds:.0f} s. {_VERDICTS[passed(rows)]}",
+        f"{seconds:.0f} s.",
+        _VERDICTS[passed(rows)],
     ]
     for status, title in (("failed", "Failed"), ("passed", "Passed"), ("skipped", "Not checked")):
         lines += _section(rows, status, title)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from gptoss_jax.verify import logits, run
 from gptoss_jax.verify.rows import perform
 
 
+@pytest.mark.slow
 def test_experts_in_turn_are_the_plain_models() -> None:
     config = open_checkpoint("tiny").config
     plain = Experts(config, dtype=jnp.float32, rngs=nnx.Rngs(0))

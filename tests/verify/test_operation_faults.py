@@ -68,9 +68,8 @@ FAULTS: dict[str, Callable[..., Callable[..., jax.Array]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "no sinks" else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_attention_is_found(name: str, monkeypatch: Patch) -> None:
     case = Case("decode_ring", 2, 1, 19, SMALL, SMALL.window - 1)  # a ring holds one key more than is seen
     monkeypatch.setattr(kernels, "cases", lambda *_, **__: [case])

@@ -28,7 +28,7 @@ def test_the_page_says_what_failed_what_that_means_and_what_passed() -> None:
     rows = [row("first", True), row("second", False, "too much."), row("third", None, "none here")]
     text = page(rows, 12.3, str)
     assert text.startswith(
-        "# gptoss-jax verify: FAILED\n\n1 passed, 1 failed, 1 skipped, in 12 s. Do not rely"
+        "# gptoss-jax verify: FAILED\n\n1 passed, 1 failed, 1 skipped, in 12 s.\nDo not rely"
     )
     assert "## Failed\n\n- **second**: too much (allowed: 1). It is broken.\n" in text
     assert "## Passed\n\n- **first**: so much (allowed: 1). It works.\n" in text
