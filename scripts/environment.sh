@@ -68,7 +68,8 @@ make_environment() {
         "$python" -m venv "$folder"
     fi
     rm -f "$folder"/.installed-*
-    PIP_DISABLE_PIP_VERSION_CHECK=1 "$folder/bin/python" -m pip install --quiet \
+    # Python compiles what is imported, when it is first imported. Compiling all of it takes as long as the rest.
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$folder/bin/python" -m pip install --quiet --no-compile \
         ${constraint[@]+"${constraint[@]}"} --editable "$project${extras:+[$extras]}"
     echo "$stamp" | tee "$folder/.installed-" >"$folder/.installed-$extras"
 }
