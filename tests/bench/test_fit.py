@@ -1,8 +1,8 @@
 """The engine's real steps through the TPU compiler: they fit, copy nothing large and hold nothing twice.
 
 The slow run compiles decoding at full depth on one device and on a mesh, each where memory is scarcest, and
-prompts where it is scarcest of all; the other steps at a few layers, with the memory of the others computed. The
-quick run compiles two layers of half the width, with all kernels. Nothing here runs on a TPU.
+prompts where it is scarcest of all; the other steps at a few layers, and computes the memory of the other
+layers. The quick run compiles two layers of half the width, with all kernels. Nothing here runs on a TPU.
 """
 
 from __future__ import annotations
