@@ -158,7 +158,7 @@ def test_a_higher_effort_reasons_longer(answered):
     assert len(high) > 2 * len(low) > 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_a_row_says_the_same_alone_among_others_and_in_any_order(run, examples, answered, temperature):
     together = answered if temperature == 0 else run(examples[::3], temperature)
     lines = examples if temperature == 0 else examples[::3]

@@ -209,6 +209,7 @@ def test_expected_distinct_experts_are_those_of_counting_every_choice(tokens: in
     assert limits.distinct_experts(5, 2, tokens) == pytest.approx(np.mean(counted))
 
 
+@pytest.mark.slow
 def test_a_step_reads_every_weight_but_the_embedding_and_experts_nobody_chose(
     target: BenchTarget,
 ) -> None:

@@ -56,6 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_encoding, "PERIODS", (2, 20))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_run_tells_of_every_kind_of_work_in_a_table_or_as_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -282,6 +282,7 @@ def test_a_draw_depends_on_its_own_row_alone(seed):
         np.testing.assert_allclose(alone.logprobs[0], together.logprobs[row], atol=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, value=st.sampled_from([0.0, 1e9, -np.inf, np.nan]))
 def test_padding_changes_no_draw_and_is_never_drawn(seed, value):
@@ -458,6 +459,7 @@ def test_log_probabilities_are_those_of_the_logits_as_they_came():
     assert np.array_equal(silent.tokens, drawn.tokens)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_fewer_tokens_than_are_listed_ends_in_none():
     drawn = sample(np.array([[0.0, 2.0, 1.0]]), samplers(1, logprobs=True), width=3)
     assert drawn.top_ids[0].tolist() == [1, 2, 0] + [-1] * 17

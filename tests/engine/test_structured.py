@@ -19,7 +19,7 @@ from tests.engine.engine_model import CONFIG
 from tests.engine.engine_model import make_engine as make_any_engine
 from tests.engine.grammar_schemas import SchemaMaker, validate
 
-SCHEMAS, MANY_SCHEMAS = 90, 300
+SCHEMAS, MANY_SCHEMAS = 60, 300
 ENCODING = load_encoding_for(open_checkpoint("tiny"))
 ROWS = ENCODING.size + 65
 PROMPT = ENCODING.encode("<|start|>user<|message|>Go.<|end|><|start|>assistant", allowed_special="all")
@@ -55,7 +55,7 @@ def with_schema(number: int, schema: dict) -> Request:
 
 @pytest.fixture(scope="module")
 def requests(engine: Engine) -> dict[str, tuple[Request, dict]]:
-    """Ninety that the grammar library supports."""
+    """Some that the grammar library supports."""
     return supported(engine, SCHEMAS)
 
 

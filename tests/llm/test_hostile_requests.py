@@ -149,7 +149,7 @@ class Innocents:
             thread.join(PATIENCE)
 
 
-@pytest.mark.parametrize(("examples", "callers"), [(25, 4), pytest.param(200, 16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("examples", "callers"), [(12, 4), pytest.param(200, 16, marks=pytest.mark.slow)])
 def test_no_request_of_whatever_types_reaches_another_caller(llm: LLM, examples: int, callers: int) -> None:
     outcomes: dict[str, int] = {"refused": 0, "answered": 0}
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from tests.golden.cases import CASES, DEQUANTISATION, FAR, Case
 from tests.golden.distances import BFLOAT16_FACTOR, TOLERANCE, relative_difference, rms_distance
 from tests.golden.running import cached_pass, full_pass
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SINGLES = 6
 """Tokens at the end of a prompt that cached runs take one by one, as decoding does."""
 
@@ -73,7 +71,16 @@ def test_float32_logits_are_the_oracles(compared: Compared) -> None:
     np.testing.assert_array_equal(compared.logits.argmax(-1), compared.oracle.argmax(-1))
 
 
-@pytest.mark.parametrize("chunk", [slow(1), 7, slow(16), slow("whole")])
+@pytest.mark.parametrize(
+    ("compared", "chunk"),
+    [
+        pytest.param(case, chunk, marks=() if (case, chunk) == (CASES[-1], 7) else pytest.mark.slow)
+        for case in CASES
+        for chunk in (1, 7, 16, "whole")
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else None,
+    indirect=["compared"],
+)
 def test_the_served_model_over_a_cache_is_the_plain_one(compared: Compared, chunk: int | str) -> None:
     tokens, positions = compared.case.tokens(), compared.case.positions()
     size = compared.case.length - SINGLES if chunk == "whole" else int(chunk)
