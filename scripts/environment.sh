@@ -2,6 +2,8 @@
 # shellcheck shell=bash
 
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# Python keeps what it compiles, whatever the shell says: these scripts start it hundreds of times.
+unset PYTHONDONTWRITEBYTECODE
 locked="3.14 3.13 3.12 3.11" # a lock for each in scripts/lock, newest first
 
 # Prints the version of the Python $1 ("3.13"), or fails where that does not run.

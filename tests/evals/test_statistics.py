@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections import Counter
 from fractions import Fraction
+from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from gptoss_jax.evals import statistics
 
@@ -19,6 +20,12 @@ few = settings(max_examples=25, deadline=None)
 
 SCORES = st.floats(0, 1)
 GROUPS = st.lists(st.lists(SCORES, min_size=1, max_size=6), min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def stats() -> ModuleType:
+    """`scipy.stats`, imported where it is needed: that takes a second in each process of tests."""
+    return importlib.import_module("scipy.stats")
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 5, 7])
@@ -64,7 +71,7 @@ def test_majorities_of_many_attempts_are_counted_and_not_enumerated() -> None:
     assert found.value == pytest.approx(value, abs=0.02)
 
 
-def test_errors_of_even_groups_are_the_textbook_ones() -> None:
+def test_errors_of_even_groups_are_the_textbook_ones(stats: ModuleType) -> None:
     table = np.random.default_rng(2).random((9, 4))
     groups = table.tolist()
     assert statistics.mean(groups) == pytest.approx(table.mean())
@@ -136,7 +143,7 @@ def test_more_tries_are_never_worse_and_one_try_is_the_mean(attempts: int, data:
 
 @few
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=30))
-def test_spreads_are_those_of_scipy(values: list[int]) -> None:
+def test_spreads_are_those_of_scipy(stats: ModuleType, values: list[int]) -> None:
     found = statistics.spread(values)
     assert found is not None
     assert found.count == len(values)
@@ -151,13 +158,13 @@ def test_only_the_mean_of_healthbench_is_clipped() -> None:
     assert statistics.clipped_mean([1.5, 1.0]) == 1.0
 
 
-def test_healthbenchs_error_is_the_standard_error_where_nothing_is_clipped() -> None:
+def test_healthbenchs_error_is_the_standard_error_where_nothing_is_clipped(stats: ModuleType) -> None:
     values = np.random.default_rng(5).normal(0.5, 0.2, 400).tolist()
     assert statistics.clipped_mean_error(values) == pytest.approx(stats.sem(values), rel=0.1)
     assert statistics.clipped_mean_error(values) == statistics.clipped_mean_error(values)
 
 
-def test_healthbenchs_error_is_that_of_clipped_means() -> None:
+def test_healthbenchs_error_is_that_of_clipped_means(stats: ModuleType) -> None:
     values = np.random.default_rng(6).normal(0.0, 1.0, 50).tolist()
     values = [value - np.mean(values) for value in values]  # half of the drawn means are clipped to 0
     half_normal = stats.halfnorm.std()
@@ -165,7 +172,9 @@ def test_healthbenchs_error_is_that_of_clipped_means() -> None:
     assert statistics.clipped_mean_error(values) == pytest.approx(parts * np.std(values) / 50**0.5, rel=0.1)
 
 
-def test_the_bootstrap_of_many_rows_goes_by_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bootstrap_of_many_rows_goes_by_in_parts(
+    monkeypatch: pytest.MonkeyPatch, stats: ModuleType
+) -> None:
     values = np.random.default_rng(7).random(300).tolist()
     monkeypatch.setattr(statistics, "_BOOTSTRAP_NUMBERS", 1000)
     assert statistics.clipped_mean_error(values) == pytest.approx(stats.sem(values), rel=0.1)
