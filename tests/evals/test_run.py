@@ -141,9 +141,9 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch) -> None:
     assert done.error.splitlines()[-1] == "gptoss-jax: interrupted; the same command continues from here"
 
 
-def kill_and_continue(folder: Path, kills: int) -> None:
+def kill_and_continue(folder: Path, kills: int, attempts: int) -> None:
     out = folder / "o.jsonl"
-    arguments = ["--data", "sample", "--attempts", "20", "--output", str(out)]
+    arguments = ["--data", "sample", "--attempts", str(attempts), "--slots", "2", "--output", str(out)]
     done = subprocess.run(
         [sys.executable, scripted_eval.__file__, str(out), str(kills), "3", "--", "aime", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
@@ -156,18 +156,22 @@ def kill_and_continue(folder: Path, kills: int) -> None:
     assert [end["code"] for end in killed] == [-signal.SIGKILL] * kills, done.stderr
     assert killed[0]["torn"] and last["code"] == 0, done.stderr
     rows = rows_of(out)
-    assert [row["line"] for row in rows] == list(range(1, 61))
-    assert len({(row["problem"], row["attempt"]) for row in rows}) == len({row["seed"] for row in rows}) == 60
+    assert [row["line"] for row in rows] == list(range(1, 3 * attempts + 1))
+    assert (
+        len({(row["problem"], row["attempt"]) for row in rows})
+        == len({row["seed"] for row in rows})
+        == 3 * attempts
+    )
     assert all(row["text"] == f"\\boxed{{{row['seed']}}}" for row in rows)
 
 
 def test_a_run_that_is_killed_in_a_write_has_each_attempt_once(tmp_path) -> None:
-    kill_and_continue(tmp_path, 1)
+    kill_and_continue(tmp_path, 1, 20)
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_ten_times_has_each_attempt_once(tmp_path) -> None:
-    kill_and_continue(tmp_path, 10)
+    kill_and_continue(tmp_path, 10, 300)
 
 
 @pytest.mark.parametrize(
