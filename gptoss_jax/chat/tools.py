@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gptoss_jax.tools import ToolSessions, text_of
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from gptoss_jax.tools import Tool
 
 _Result = TypeVar("_Result")
+
+_WAKE_SECONDS = 0.2
+"""The system may give Ctrl-C to any thread. The main thread notices when it wakes."""
 
 
 class ToolRunner:
@@ -50,6 +53,8 @@ class ToolRunner:
 
         try:
             self._loop.call_soon_threadsafe(begin)
+            while not answered.done():
+                wait([answered], _WAKE_SECONDS)
             yield text_of(answered.result())
         finally:  # Ctrl-C may come at any point above; the loop runs what it is given in order
             self._loop.call_soon_threadsafe(self._cancel)

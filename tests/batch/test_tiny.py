@@ -158,7 +158,8 @@ def test_a_higher_effort_reasons_longer(answered):
     assert len(high) > 2 * len(low) > 0
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_says_the_same_alone_among_others_and_in_any_order(run, examples, answered, temperature):
     together = answered if temperature == 0 else run(examples[::3], temperature)
     lines = examples if temperature == 0 else examples[::3]
@@ -187,6 +188,7 @@ def bodies(path: Path) -> dict[int, Row]:
     return {row["line"]: row.get("response", {}).get("body", row) for row in rows}
 
 
+@pytest.mark.slow
 def test_strict_schemas_and_forced_calls_hold_at_a_high_temperature(run):
     """Each document that is complete is valid, one that is not says so, and the neighbours are as ever."""
     schema = {"name": "city", "strict": True, "schema": CITY}

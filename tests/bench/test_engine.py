@@ -302,6 +302,7 @@ def test_what_was_measured_is_printed_when_the_command_is_interrupted(
     assert [part["name"] for part in json.loads(capsys.readouterr().out)["parts"]] == ["first"]
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_left_out_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, target: BenchTarget
 ) -> None:

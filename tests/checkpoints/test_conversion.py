@@ -86,13 +86,15 @@ def test_a_conversion_killed_midway_continues_and_redoes_nothing(tmp_path):
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(source), str(destination)],
         cwd=REPOSITORY,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     while child.poll() is None and not (destination / "layers.3").exists():
         time.sleep(0.002)
     child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
+    said = child.communicate()[1]
+    assert child.returncode == -signal.SIGKILL, said
     with pytest.raises(CheckpointError, match=r"unfinished conversion, \d+ of 14 parts: run convert again"):
         open_checkpoint(destination)
     (destination / "layers.11.orbax-checkpoint-tmp" / "half").mkdir(parents=True)  # what a kill can leave

@@ -162,6 +162,7 @@ def test_without_a_max_length_the_longest_sequence_is_the_models_context() -> No
     assert plan(half, ONE, EngineOptions(), jnp.bfloat16, None, "e5m2").max_length == 65_536
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(st.integers(int(13.9 * GIB), 17 * GIB))
 def test_without_a_max_length_it_is_the_longest_that_fits(limit: int) -> None:

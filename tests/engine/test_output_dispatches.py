@@ -4,6 +4,7 @@ import random
 import re
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,7 @@ def contents(prompt: str, tokens: list[int]) -> list[tuple[str | None, int, bool
     return [*found, (cursor.channel, count, False)]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(asked=asked(), grammar=st.booleans(), seed=st.integers(0, 10**6), data=st.data())
 def test_the_completion_is_the_same_however_its_tokens_come_in_dispatches(asked, grammar, seed, data):

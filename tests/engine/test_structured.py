@@ -19,7 +19,7 @@ from tests.engine.engine_model import CONFIG
 from tests.engine.engine_model import make_engine as make_any_engine
 from tests.engine.grammar_schemas import SchemaMaker, validate
 
-SCHEMAS, MANY_SCHEMAS = 60, 300
+SCHEMAS, MANY_SCHEMAS = 45, 300
 ENCODING = load_encoding_for(open_checkpoint("tiny"))
 ROWS = ENCODING.size + 65
 PROMPT = ENCODING.encode("<|start|>user<|message|>Go.<|end|><|start|>assistant", allowed_special="all")

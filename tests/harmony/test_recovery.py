@@ -111,7 +111,7 @@ def squeezed(message: Message) -> str:
 
 
 @given(messages(), ANY_WORD, ANY_WORD, ANY_WORD, ANY_WORD)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_message_is_refused_or_comes_back(
     message: Message, name: str, channel: str, recipient: str, content_type: str
 ) -> None:

@@ -163,7 +163,7 @@ def test_no_request_of_whatever_types_reaches_another_caller(llm: LLM, examples:
             sampling = SamplingParams(**{"max_tokens": 2, **fields})
             if whole:
                 return llm.generate("Hello", dataclasses.replace(sampling, n=min(sampling.n, 3)))
-            request = Request(next(llm._ids), prompt, sampling)  # past what LLM itself looks at
+            request = Request(next(llm._numbers), prompt, sampling)  # past what LLM itself looks at
             mailbox = Mailbox()
             assert llm._thread is not None
             llm._thread.submit([NamedRequest(request)], mailbox.deliver, whole=True)

@@ -79,6 +79,7 @@ def test_streams_say_what_generate_says_one_by_one_and_together(llm: LLM) -> Non
         assert isinstance(events[-1], Finished) and events[-1].result.tokens == whole.tokens
 
 
+@pytest.mark.slow
 def test_text_ends_before_a_stop_string(llm: LLM) -> None:
     params = SamplingParams(temperature=0, stop=["= 6"], logprobs=2)
     (output,) = llm.generate(QUESTION, params)
@@ -112,6 +113,7 @@ def test_the_model_calls_functions_and_quotes_what_they_return(llm: LLM) -> None
     assert run.generation.text == "It is 21 degrees and sunny in Oslo."
 
 
+@pytest.mark.slow
 def test_an_answer_under_a_schema_is_valid(llm: LLM) -> None:
     schema = {
         "type": "object",

@@ -209,7 +209,7 @@ def test_a_token_is_computed_alike_whoever_is_beside_it() -> None:
     assert results[0][7].any()
 
 
-@pytest.mark.parametrize("case", [RESIDENT, PICKED, STREAMED], ids=["resident", "picked", "streamed"])
+@pytest.mark.parametrize("case", [RESIDENT, PICKED, slow(STREAMED)], ids=["resident", "picked", "streamed"])
 def test_rows_of_padding_may_hold_any_numbers(case: Case) -> None:
     generator = np.random.default_rng(4)
     maps = case.maps(generator)

@@ -79,6 +79,7 @@ def test_a_response_and_its_stream_say_the_same(client: OpenAI) -> None:
     assert final.usage.output_tokens == whole.usage.output_tokens
 
 
+@pytest.mark.slow
 def test_excluded_reasoning_is_in_no_field_and_no_event(client: OpenAI) -> None:
     thought = chat(client).choices[0].message.reasoning
     hidden = chat(client, logprobs=True, extra_body={"reasoning": {"exclude": True}})
@@ -126,6 +127,7 @@ def test_a_tool_loop_of_responses_passes_its_output_back(client: OpenAI) -> None
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens - 3
 
 
+@pytest.mark.slow
 def test_a_schema_is_followed_in_both_apis(client: OpenAI) -> None:
     form = {"type": "json_schema", "name": "sum", "schema": SCHEMA, "strict": True}
     said = respond(client, text={"format": form}).output_text
@@ -135,6 +137,7 @@ def test_a_schema_is_followed_in_both_apis(client: OpenAI) -> None:
     assert [json.loads(choice.message.content) for choice in choices] == [json.loads(said)] * 2
 
 
+@pytest.mark.slow
 def test_stop_strings_and_log_probabilities(client: OpenAI) -> None:
     assert chat(client, stop=[" ="]).choices[0].message.content == "2 + 3"
     choice = chat(client, logprobs=True, top_logprobs=2).choices[0]

@@ -111,6 +111,7 @@ def completions(encoding: HarmonyEncoding) -> list[list[Message]]:
     return [said[index].messages for index in range(len(CASES))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[case[2][0].content[0].text for case in CASES])
 def test_the_embedded_model_answers_as_it_did_when_it_was_committed(
     completions: list[list[Message]], index: int
