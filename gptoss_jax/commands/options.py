@@ -232,6 +232,10 @@ def check_checkpoint(path: str) -> Checkpoint:
     return open_checkpoint(path)
 
 
+_HEARTBEAT_SECONDS = 40
+"""How long a process of several may be silent before jax ends the others: a host is lost within a minute."""
+
+
 def start_jax(distributed: Mapping[str, Any] | None = None) -> None:
     """Initialises jax: other processes, compilation cache, devices. Call it before anything else of jax.
 
@@ -246,7 +250,7 @@ def start_jax(distributed: Mapping[str, Any] | None = None) -> None:
 
     if distributed is not None:
         try:
-            jax.distributed.initialize(**distributed)
+            jax.distributed.initialize(**distributed, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
         except (RuntimeError, ValueError) as error:
             raise CommandError(f"--distributed: cannot connect to the other processes: {error}") from None
     keep_compiled()
