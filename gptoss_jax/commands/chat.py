@@ -10,12 +10,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gptoss_jax.commands.here_or_server import (
+    KEY_VARIABLE,
+    MODEL_OPTIONS,
+    check_choice,
+    defaults_of,
+    server_key,
+)
 from gptoss_jax.commands.options import (
     add_header_guard_option,
     add_model_options,
     add_sampling_options,
     add_tool_options,
-    check_checkpoint,
     load_engine,
     tools_of,
 )
@@ -25,24 +31,14 @@ if TYPE_CHECKING:
     from gptoss_jax.chat import Backend, MessageInput, Transcript
     from gptoss_jax.tools import Tool
 
-KEY_VARIABLE = "GPTOSS_JAX_API_KEY"
-
-_LOCAL = {
-    "checkpoint": "--checkpoint",
-    "dtype": "--dtype",
-    "max_length": "--max-length",
-    "kv_dtype": "--kv-dtype",
-    "memory": "--memory",
-    "mesh": "--mesh",
-    "distributed": "--distributed",
-    "date": "--date",
-    "header_guard": "--no-header-guard",
+_HERE = {
+    **MODEL_OPTIONS,
     "tool": "--tool",
     "tool_rounds": "--tool-rounds",
     "python_seconds": "--python-seconds",
     "python_memory_mib": "--python-memory-mib",
 }
-"""Options of a model in this process, which a server cannot be given."""
+"""Options of a model in this process."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -101,12 +97,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_header_guard_option(parser)
     add_tool_options(parser)
     # Without the option a server decides: its default may be another one.
-    parser.set_defaults(run=run, temperature=None, top_p=None, seed=None, model_defaults=_defaults(parser))
+    parser.set_defaults(
+        run=run, temperature=None, top_p=None, seed=None, model_defaults=defaults_of(parser, _HERE)
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    _check_options(options)
+    check_choice(options, _HERE, options.model_defaults, ("model", "api_key_env"))
     try:
         from gptoss_jax.chat import Chat, Display, described
         from gptoss_jax.chat.tools import ToolRunner
@@ -151,28 +149,6 @@ def run(options: argparse.Namespace) -> int:
             runner.close()
         backend.close()
     return 1 if chat.failures and terminal is None else 0
-
-
-def _defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The options of a model in this process, with the values that they have when they are not given."""
-    return {name: parser.get_default(name) for name in _LOCAL}
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    """Refuses options of a server without one, and options of a model in this process beside a server."""
-    if options.url is None:
-        for name in ("model", "api_key_env"):
-            if getattr(options, name) is not None:
-                raise CommandError(f"--{name.replace('_', '-')} needs a server: give --url too")
-        check_checkpoint(options.checkpoint)
-        return
-    for name, default in options.model_defaults.items():
-        if getattr(options, name) != default:
-            raise CommandError(
-                f"{_LOCAL[name]} is for a model in this process, and --url for a server: give one"
-            )
-    if options.api_key_env is not None and not os.environ.get(options.api_key_env):
-        raise CommandError(f"--api-key-env is {options.api_key_env!r}: this environment variable is not set")
 
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:
@@ -258,8 +234,7 @@ def _remote(options: argparse.Namespace, tools: list[dict[str, Any]] | None) -> 
     fields = _sampling_fields(options)
     if options.seed is not None:
         fields["seed"] = options.seed
-    key = os.environ.get(options.api_key_env or KEY_VARIABLE, "").strip()
-    return RemoteBackend(options.url, options.model, key=key or None, fields=fields, tools=tools)
+    return RemoteBackend(options.url, options.model, key=server_key(options), fields=fields, tools=tools)
 
 
 def _local(

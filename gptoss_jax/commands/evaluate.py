@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,13 @@ from gptoss_jax.commands.grading import (
     check_grader,
     check_grader_options,
     open_grader,
+)
+from gptoss_jax.commands.here_or_server import (
+    KEY_VARIABLE,
+    MODEL_OPTIONS,
+    check_choice,
+    defaults_of,
+    server_key,
 )
 from gptoss_jax.commands.options import (
     add_header_guard_option,
@@ -40,21 +46,11 @@ if TYPE_CHECKING:
     from harmony import HarmonyEncoding
     from harmony.json_types import Json, JsonObject
 
-KEY_VARIABLE = "GPTOSS_JAX_API_KEY"
+_HERE = {**MODEL_OPTIONS, "slots": "--slots"}
+"""Options of a model in this process."""
 
-_LOCAL = {
-    "checkpoint": "--checkpoint",
-    "dtype": "--dtype",
-    "max_length": "--max-length",
-    "kv_dtype": "--kv-dtype",
-    "memory": "--memory",
-    "mesh": "--mesh",
-    "distributed": "--distributed",
-    "slots": "--slots",
-    "date": "--date",
-    "header_guard": "--no-header-guard",
-}
-"""Options of a model in this process, which a server cannot be given."""
+_SERVER = ("api", "model", "api_key_env", "parallel", "no_seed")
+"""Options of a server."""
 
 _ATTEMPTS = {"aime": 16, "gpqa": 8, "healthbench": 1}
 """Attempts at each problem unless `--attempts` says otherwise."""
@@ -194,13 +190,15 @@ def _add_evaluation(
     add_model_options(parser, slots=True)
     add_sampling_options(parser)
     add_header_guard_option(parser)
-    parser.set_defaults(model_defaults={option: parser.get_default(option) for option in _LOCAL})
+    parser.set_defaults(model_defaults=defaults_of(parser, _HERE))
     return parser
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs an evaluation."""
-    _check_options(options)
+    if options.evaluation == "healthbench":
+        check_grader_options(options)
+    check_choice(options, _HERE, options.model_defaults, _SERVER)
     try:
         return _run_in_several(options) if options.distributed is not None else _run(options)
     except KeyboardInterrupt:
@@ -241,27 +239,6 @@ def _run_in_several(options: argparse.Namespace) -> int:
             on_failure.pop_all()
         _answer_here(options, opened, engine, encoding)
         return _finish(options, opened)
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    """Refuses options of a server without one, and options of a model in this process beside a server."""
-    if options.evaluation == "healthbench":
-        check_grader_options(options)
-    if options.url is None:
-        for name in ("api", "model", "api_key_env", "parallel"):
-            if getattr(options, name) is not None:
-                raise CommandError(f"--{name.replace('_', '-')} needs a server: give --url too")
-        if options.no_seed:
-            raise CommandError("--no-seed needs a server: give --url too")
-        check_checkpoint(options.checkpoint)
-        return
-    for name, default in options.model_defaults.items():
-        if getattr(options, name) != default:
-            raise CommandError(
-                f"{_LOCAL[name]} is for a model in this process, and --url for a server: give one"
-            )
-    if options.api_key_env is not None and not os.environ.get(options.api_key_env):
-        raise CommandError(f"--api-key-env is {options.api_key_env!r}: this environment variable is not set")
 
 
 def _evaluation(options: argparse.Namespace, grader: Grader | None) -> tuple[Evaluation, list[DataFile]]:
@@ -362,13 +339,12 @@ def _server(options: argparse.Namespace, run: Mapping[str, Json]) -> Iterator[tu
         from gptoss_jax.evals.remote import ServerModel
     except ImportError as error:
         raise CommandError(f"--url needs the package {error.name}: pip install 'gptoss-jax[eval]'") from None
-    key = os.environ.get(options.api_key_env or KEY_VARIABLE, "").strip()
     model = options.model or run["model"]
     with ServerModel(
         options.url,
         None if model is None else str(model),
         api=options.api or "responses",
-        key=key or None,
+        key=server_key(options),
         connections=options.parallel or _CONNECTIONS,
     ) as server:
         yield server, {"model": server.name}
