@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gptoss_jax.evals.grader import Grader
     from gptoss_jax.evals.types import Ask
+    from harmony.json_types import Json, JsonObject
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -169,6 +170,24 @@ def _checkpoint(options: argparse.Namespace) -> Callable[[], AbstractContextMana
         engine, encoding, _ = load_engine(own, options.slots, announce=True)
         date = options.date or datetime.date.today().isoformat()
         with LocalModel(engine, encoding, sampling=SamplingParams(), date=date) as model:
-            yield model
+            # An answer of a server may hold half a character, which no prompt can.
+            yield lambda body: model(_readable(body))
 
     return connect
+
+
+def _readable(body: JsonObject) -> JsonObject:
+    """The body with U+FFFD in place of lone surrogates in its messages."""
+    from harmony.surrogates import without_surrogates
+
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    read: list[Json] = [
+        {
+            name: without_surrogates(value, "replace") if isinstance(value, str) else value
+            for name, value in message.items()
+        }
+        for message in messages
+        if isinstance(message, dict)
+    ]
+    return {**body, "messages": read}
